@@ -1,0 +1,11 @@
+"""From a mask as a formula to loops over key tiles in closed form.  In the order in which the analysis runs:
+
+text, forms, intervals      integer forms of positions: what they are, what they say, between what they lie
+formula, normalise          an expression as a union of cubes of ranges
+facts, branches             what a cube proves; a cube without others
+decompose, choose           which disjoint branches, by cost
+limits, tiling, naming      a branch as a segment: ranges for any query tile, its full part, what is tested where
+tree, build, canonical      the schedule; the passes that make it; equal masks are equal schedules
+tiles, count, verify        the schedule in numbers: visited tiles, counts, cell-by-cell proof against the mask
+reach, dump, graph          32-bit limits, readable text, networkx graph
+"""

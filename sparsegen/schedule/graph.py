@@ -1,0 +1,39 @@
+"""The schedule as a graph of what a kernel does, derived from the tree: for drawing, ordering and structural checks.
+
+load      query tile and empty softmax state, one per sweep
+segment   the loops over key tiles of one branch; the state is chained through all segments of a sweep
+combine   output and LSE of a head class from its sweeps
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsegen.schedule.dump import heads_text
+from sparsegen.schedule.tree import Schedule
+
+
+def graph(schedule: Schedule) -> Any:
+    """A networkx DiGraph; nodes have ``kind`` and ``label``, edges from a state to what continues it have kind "chain"."""
+    import networkx as nx
+
+    g = nx.DiGraph(align=schedule.align)
+    for i, one in enumerate(schedule.classes):
+        end = f"combine{i}"
+        g.add_node(end, kind="combine", label=heads_text(one.heads))
+        for j, sweep in enumerate(one.sweeps):
+            at = f"load{i}.{j}"
+            g.add_node(at, kind="load", label=f"{sweep.tiling.q_cuts or 'runs'}")
+            for segment in sweep.segments:
+                node = f"segment{i}.{j}.{segment.name}"
+                g.add_node(
+                    node,
+                    kind="segment",
+                    label=segment.name,
+                    spans=tuple(s.kind for s in segment.spans),
+                    branch=str(segment.branch),
+                )
+                g.add_edge(at, node, kind="chain")
+                at = node
+            g.add_edge(at, end, kind="combine")
+    return g

@@ -1,0 +1,111 @@
+"""How far positions may go before 32-bit arithmetic overflows in some form or test of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from sparsegen.schedule.forms import Floor, Lin, Opaque, Pick, Prod, Table
+from sparsegen.schedule.formula import Range
+from sparsegen.schedule.tree import AnyOf, NoneOf, Segment
+from sparsegen.spec import expr as ex
+
+INT32 = (1 << 31) - 1
+OVERHANG = 1 << 12  # rows and keys of a tile beyond the last position; no block is larger
+
+
+def position_limit(segments: Iterable[Segment]) -> int:
+    """Largest P: every intermediate fits 32 bits while |positions| and lengths are at most P.  0: even at 0 it does not."""
+    forms, exprs = _read(segments)
+    low, high = 0, INT32 - OVERHANG
+
+    def fits(p: int) -> bool:
+        far = p + OVERHANG
+        return all(worst(f, far)[1] <= INT32 for f in forms) and all(
+            expr_worst(e, far)[1] <= INT32 for e in exprs
+        )
+
+    while low < high:
+        mid = (low + high + 1) // 2
+        low, high = (mid, high) if fits(mid) else (low, mid - 1)
+    return low
+
+
+def worst(lin: Lin, far: int) -> tuple[int, int]:
+    """(|value|, |largest intermediate|) of a form where every variable is at most ``far``; sums in any order."""
+    total = peak = abs(lin.const)
+    for g, c in lin.terms:
+        v = top = far
+        match g:
+            case Floor(a, m):
+                v, top = worst(a, far)
+                v = v // m + 1
+            case Table(_, a):
+                v, top = far, worst(a, far)[1]
+            case Opaque(_):
+                v = top = 1
+            case Prod(a, b):
+                (x, xt), (y, yt) = worst(a, far), worst(b, far)
+                v, top = x * y, max(xt, yt, x * y)
+            case Pick(_, args):
+                ends = [worst(a, far) for a in args]
+                v, top = max(e[0] for e in ends), max(e[1] for e in ends)
+        peak = max(peak, top, abs(c) * v)
+        total += abs(c) * v
+    return total, max(peak, total)
+
+
+def expr_worst(e: ex.Int | ex.Bool, far: int) -> tuple[int, int]:
+    """The same for an expression that stays opaque."""
+    match e:
+        case ex.Const(v):
+            return abs(v), abs(v)
+        case ex.Name():
+            return far, far
+        case ex.Truth() | ex.Term():
+            return 1, far
+        case ex.Neg(a) | ex.Abs(a) | ex.Not(a):
+            return expr_worst(a, far)
+        case ex.Min(args) | ex.Max(args) | ex.And(args) | ex.Or(args):
+            ends = [expr_worst(a, far) for a in args] or [(1, 1)]
+            return max(x for x, _ in ends), max(t for _, t in ends)
+    (x, xt), (y, yt) = expr_worst(e.a, far), expr_worst(e.b, far)
+    v = x * y if isinstance(e, ex.Mul) else x + y if isinstance(e, (ex.Add, ex.Sub)) else max(x, y)
+    return v, max(xt, yt, v)
+
+
+def _read(segments: Iterable[Segment]) -> tuple[list[Lin], list[ex.Bool]]:
+    forms: set[Lin] = set()
+    exprs: set[ex.Bool] = set()
+    for s in segments:
+        parts = [s.row_lo, s.row_hi, s.tile_lo, s.tile_hi, s.full_lo, s.full_hi, *s.live]
+        forms |= {f for f in (*parts, *(f for g in s.guards for f in g)) if f is not None}
+        for span in s.spans:
+            for r in _ranges(span.tests):
+                forms.add(r.lin)
+                forms |= {Lin((), b) for b in (r.lo, r.hi) if abs(b) < 1 << 62}
+    for f in forms:
+        exprs |= set(_opaque(f))
+    return list(forms), list(exprs)
+
+
+def _ranges(tests: Iterable[object]) -> Iterator[Range]:
+    for t in tests:
+        if isinstance(t, (AnyOf, NoneOf)):
+            for cube in t.cubes:
+                yield from cube
+        elif isinstance(t, Range):
+            yield t
+
+
+def _opaque(lin: Lin) -> Iterator[ex.Bool]:
+    for g, _ in lin.terms:
+        match g:
+            case Opaque(e):
+                yield e
+            case Floor(a, _) | Table(_, a):
+                yield from _opaque(a)
+            case Prod(a, b):
+                yield from (*_opaque(a), *_opaque(b))
+            case Pick(_, args):
+                for a in args:
+                    yield from _opaque(a)
