@@ -1,0 +1,78 @@
+"""Schedule × template → the source text of one kernel module."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from dataclasses import dataclass
+
+from sparsegen.codegen.plan import ForwardPlan, Table, make_plan
+from sparsegen.codegen.template import Template, load_template
+from sparsegen.schedule.tree import Schedule
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A rendered kernel module.  One text serves every length and every tuning trial of its problem."""
+
+    template: str
+    text: str
+    entry: str  # name of the kernel function
+    dtype: str
+    head_dim: int
+    value_dim: int
+    parameters: tuple[tuple[str, str], ...]  # (name, type) of the run-time arguments
+    constexprs: tuple[str, ...]
+    tables: tuple[Table, ...]
+    position_limit: int
+    max_position: int | None
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def render(
+    pattern: Pattern, schedule: Schedule, problem: Problem, template: str = "forward"
+) -> KernelSource:
+    """Render ``template`` for one pattern.  Raises ``UnsupportedError`` for what the template cannot do."""
+    which = load_template(template)
+    plan = make_plan(pattern, schedule, problem, which.name, which.entry, which.constexprs)
+    return KernelSource(
+        template=which.name,
+        text=_text(which, plan),
+        entry=plan.entry,
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        value_dim=problem.value_dim,
+        parameters=tuple(zip(plan.parameters, plan.types)),
+        constexprs=plan.constexprs,
+        tables=plan.tables,
+        position_limit=schedule.position_limit,
+        max_position=schedule.max_position,
+    )
+
+
+def _text(template: Template, plan: ForwardPlan) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    text = environment.get_template("kernel.py.jinja").render(plan=plan)
+    lines = [line.rstrip() for line in text.splitlines()]
+    tidy = [
+        line for i, line in enumerate(lines) if line or (i and lines[i - 1])
+    ]  # no two blank lines from Jinja
+    text = "\n".join(tidy).strip("\n").replace("\n\n@triton.jit", "\n\n\n@triton.jit") + "\n"
+    ast.parse(
+        text
+    )  # a template that renders no Python is a bug of ours: fail here and not in Triton
+    return text

@@ -1,0 +1,19 @@
+"""KernelSource × LaunchConfig → launched: cross-compilation, variants with stated guards, argument packing."""
+
+from sparsegen.launch.binary import Binary, CompileError, compile_kernel
+from sparsegen.launch.kernel import Call, Interpreted, Kernel
+from sparsegen.launch.pool import Job, Outcome, compile_many
+from sparsegen.launch.signature import variants
+
+__all__ = [
+    "Binary",
+    "Call",
+    "CompileError",
+    "Interpreted",
+    "Job",
+    "Kernel",
+    "Outcome",
+    "compile_kernel",
+    "compile_many",
+    "variants",
+]

@@ -1,0 +1,30 @@
+"""The child process of ``launch.pool``: jobs on stdin, one line of JSON for each on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+
+from sparsegen.launch.binary import CompileError, compile_kernel, record
+from sparsegen.launch.pool import Job
+
+
+def main() -> None:
+    """Answer on the stdout we were born with; what the compiler prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        job: Job = pickle.loads(bytes.fromhex(line))  # from our own parent, on a private pipe
+        try:
+            binary = compile_kernel(job.source, job.config, job.variant, job.gpu, job.directory)
+            answer: dict[str, object] = {"binary": record(binary)}
+        except CompileError as error:
+            answer = {"error": str(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""A rendered kernel as a Python module, and as Triton's compilation unit."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.codegen.source import KernelSource
+from sparsegen.launch import signature as sig
+
+
+def load_module(path: Path, digest: str) -> Any:
+    """Import the generated file.  Triton reads the source of its functions from the file, so it must stay there."""
+    name = f"sparsegen_kernel_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # inspect.getsource finds a function's file through here
+    write, sys.dont_write_bytecode = (
+        sys.dont_write_bytecode,
+        True,
+    )  # an artifact folder may be read-only
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.dont_write_bytecode = write
+    return module
+
+
+def ast_source(path: Path, source: KernelSource, config: LaunchConfig, variant: str) -> Any:
+    """Triton's ``ASTSource`` of one variant: types, constants and alignment are all fixed here."""
+    from triton.compiler import ASTSource
+
+    function = getattr(load_module(path, source.digest), source.entry)
+    return ASTSource(
+        fn=function,
+        signature=sig.signature(source, config, variant),
+        constexprs=sig.constants(source, config, variant),
+        attrs=sig.attributes(source, config, variant),
+    )

@@ -1,0 +1,133 @@
+"""Compile many kernels in parallel processes.  A compiler that crashes or hangs takes only its own process along."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.codegen.source import KernelSource
+from sparsegen.launch.binary import Binary, from_record
+from sparsegen.spec.gpu import Gpu
+
+TIMEOUT_S = (
+    300.0  # a kernel takes 1-5 s; the longest seen on a loaded machine stayed under a minute
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to compile into one directory."""
+
+    source: KernelSource
+    config: LaunchConfig
+    variant: str
+    gpu: Gpu
+    directory: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A binary, or why there is none."""
+
+    job: Job
+    binary: Binary | None
+    error: str
+    seconds: float
+
+
+def compile_many(
+    jobs: Sequence[Job],
+    workers: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    done: Callable[[Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Compile all jobs, ``workers`` at a time (default: the machine's cores); outcomes in the jobs' order."""
+    count = max(1, min(len(jobs), workers or os.cpu_count() or 1))
+    shares = [jobs[i::count] for i in range(count)]
+
+    def run(share: Sequence[Job]) -> list[Outcome]:
+        out: list[Outcome] = []
+        worker = _Worker()
+        try:
+            for job in share:
+                outcome = worker.compile(job, timeout_s)
+                if done is not None:
+                    done(outcome)
+                out.append(outcome)
+        finally:
+            worker.close()
+        return out
+
+    with ThreadPoolExecutor(count) as threads:
+        results = list(threads.map(run, shares))
+    by_share = [list(r) for r in results]
+    return [by_share[i % count][i // count] for i in range(len(jobs))]
+
+
+class _Worker:
+    """A child process that compiles what it is sent, one line of JSON a job; restarted when it dies."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def compile(self, job: Job, timeout_s: float) -> Outcome:
+        import pickle
+        import threading
+
+        started = time.monotonic()
+        process = self.process or self._start()
+        killer = threading.Timer(timeout_s, process.kill)
+        killer.start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(
+                pickle.dumps(job).hex() + "\n"
+            )  # our own child on a private pipe, never a file
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            killer.cancel()
+        seconds = time.monotonic() - started
+        if not line:
+            code = process.wait()
+            self.process = None
+            why = (
+                f"took over {timeout_s:.0f} s"
+                if seconds >= timeout_s
+                else f"compiler died with exit code {code}"
+            )
+            return Outcome(job, None, why, seconds)
+        answer = json.loads(line)
+        binary = from_record(answer["binary"]) if answer.get("binary") else None
+        return Outcome(job, binary, answer.get("error", ""), seconds)
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        root = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [root, *filter(None, [environment.get("PYTHONPATH")])]
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sparsegen.launch.compile_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        return self.process
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait()

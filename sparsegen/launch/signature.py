@@ -1,0 +1,104 @@
+"""How a kernel's arguments are typed: the part of a compilation that a variant decides.
+
+    fast      strides in 32 bits and multiples of 16 bytes, pointers on 16 bytes, positions within
+              ``position_limit`` (32-bit arithmetic is then exact).  Loads are vectorised, or go by TMA.
+    general   strides and positions in 64 bits, no assumption on alignment.  Any view, any length.
+
+The first whose guard holds is launched (``sparsegen.launch.kernel``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.codegen.source import KernelSource
+from sparsegen.codegen.template import LAUNCH_OPTIONS
+
+FAST, GENERAL = "fast", "general"
+TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
+ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
+
+
+# The same whatever was tuned: one binary serves all configurations.
+GENERAL_CONFIG: dict[str, Any] = {
+    "BLOCK_M": 32,
+    "BLOCK_N": 32,
+    "STAGES": 2,
+    "EDGE_STAGES": 2,
+    "num_warps": 4,
+    "TMA": False,
+    "HEAVY_FIRST": True,
+    "GROUP_HEADS": 8,
+    "PERSISTENT": False,
+}
+
+
+def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
+    """The variants that make an artifact complete, in the order in which their guards are tried."""
+    return (FAST, GENERAL)
+
+
+def variant_config(config: LaunchConfig, variant: str) -> LaunchConfig:
+    """The configuration that a variant is compiled with: the tuned one, or small tiles that fit any layout.
+
+    The general one keeps below 64 query rows, so below Hopper's asynchronous matrix instructions.  Its loads are too
+    narrow to be pipelined, and ptxas 12.8 (Triton 3.6) then reads a register that was never set for the descriptor
+    of value tiles 32 columns wide: wrong values or an illegal address (seen 2026-11-29 on an H200, head_dim 96).
+    """
+    if variant == FAST:
+        return config
+    return LaunchConfig.of({name: GENERAL_CONFIG.get(name, value) for name, value in config.values})
+
+
+def constants(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, Any]:
+    """Values of the ``tl.constexpr`` parameters, and ``None`` for arguments that the variant does not use."""
+    chosen = variant_config(config, variant).values
+    values: dict[str, Any] = {n: v for n, v in chosen if n not in LAUNCH_OPTIONS}
+    values["WIDE"] = variant == GENERAL
+    if not values["TMA"]:
+        values |= {name: None for name, kind in source.parameters if kind.startswith("desc:")}
+    return values
+
+
+def signature(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, str]:
+    """Triton's type of every parameter, by name, in the kernel's order."""
+    fixed = constants(source, config, variant)
+    dtype = TRITON_DTYPE[source.dtype]
+    out = {}
+    for name, kind in source.parameters:
+        if name in fixed:
+            out[name] = "constexpr"
+        elif kind.startswith("desc:"):
+            rows = config["BLOCK_N"]
+            out[name] = f"tensordesc<{dtype}[1, 1, {rows}, {kind.removeprefix('desc:')}]>"
+        elif kind == "stride":
+            out[name] = "i64" if variant == GENERAL else "i32"
+        else:
+            out[name] = f"*{dtype}" if kind == "*data" else kind
+    for name in source.constexprs:
+        out[name] = "constexpr"
+    return out
+
+
+def attributes(
+    source: KernelSource, config: LaunchConfig, variant: str
+) -> dict[tuple[int], list[list[Any]]]:
+    """Divisibility that Triton may assume: of the tensors' addresses in bytes, of strides in elements."""
+    if variant == GENERAL:
+        return {}
+    out = {}
+    for i, (name, kind) in enumerate(source.parameters):
+        if kind == "stride":
+            out[(i,)] = [["tt.divisibility", STRIDE_MULTIPLE]]
+        elif name in ("Q", "K", "V", "OUT", "LSE"):
+            out[(i,)] = [["tt.divisibility", ALIGNMENT]]
+    return out
+
+
+def options(config: LaunchConfig, variant: str) -> dict[str, Any]:
+    """Launch options of Triton.  Fused multiply-add is asked for by name: its default changes between versions."""
+    chosen = variant_config(config, variant)
+    return {name: chosen[name] for name in LAUNCH_OPTIONS} | {"enable_fp_fusion": True}
