@@ -1,0 +1,13 @@
+"""Finding the fastest configuration of a kernel, and keeping the record of how it was found.
+
+space       knobs → configurations, one name for equal ones
+candidates  the seam: what is tuned, and what runs it
+prune       rules and compile results drop candidates before the GPU
+worker      processes that may die; ``serve`` is what runs in them
+check       right? (``accept`` is the rule, ``eager`` the yardstick)
+measure     how fast? in turns with the incumbent
+study       the record (``storage``: SQLite under many processes; ``owner``: who still lives)
+tuner       one tuning from start to result (``lane``: its processes; ``progress``: its bar)
+target      the real kernels as candidates
+store       ``tuned/``; ``history``: its CSV; ``winners``: from a pattern to a row
+"""

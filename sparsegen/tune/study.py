@@ -1,0 +1,297 @@
+"""The record of a tuning: an Optuna study that several processes may fill, and that goes on after any kill.
+
+States: COMPLETE = measured and right.  PRUNED = compiled, and not worth the GPU (does not fit, spills).  FAIL =
+crashed, hung, wrong, or left behind by a process that died.  A configuration with an outcome is never tried again;
+one that was left behind is, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.tune.measure import Measurement
+from sparsegen.tune.owner import age_s, alive, close_session, open_session
+from sparsegen.tune.sampler import Sampler
+from sparsegen.tune.space import Space
+from sparsegen.tune.storage import Storage
+
+if TYPE_CHECKING:
+    import optuna
+
+PRUNED_KINDS = ("spills", "shared memory")
+FAILED_KINDS = (
+    "compile error",
+    "compile crash",
+    "compile timeout",
+    "wrong result",
+    "error",
+    "crash",
+    "hang",
+    "stopped",
+    "left behind",
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row of the record.
+
+    ``state`` is Optuna's, in lower case; ``kind`` and ``reason`` say why a trial is not complete; ``time_us`` is on
+    the scale of the first baseline (see ``Study.complete``); ``details`` holds compile results and raw rounds.
+    """
+
+    number: int
+    config: LaunchConfig | None
+    state: str
+    kind: str = ""
+    reason: str = ""
+    time_us: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A configuration that this process is to measure; ``trial_id`` is the storage's."""
+
+    config: LaunchConfig
+    trial_id: int
+    number: int
+
+
+class Study:
+    """The study of one problem in one storage; ``name`` is the problem's key.
+
+    Args:
+        default: the template's own choice, the baseline; always the first to be measured.
+        seeds: configurations to try next, before the sampler's own.
+        invalid: why a configuration cannot run here at all, or None; such a one is never asked for.
+        seed: of the sampler.
+
+    Raises:
+        StorageBusy: the storage stayed locked for longer than its patience.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        space: Space,
+        *,
+        default: LaunchConfig,
+        seeds: Sequence[LaunchConfig] = (),
+        invalid: Callable[[LaunchConfig], str | None] = lambda config: None,
+        seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.space = space
+        self.default = space.canonical(default.as_dict())
+        self.storage = storage
+        self._invalid = invalid
+        self._first = [space.canonical(config.as_dict()) for config in seeds]
+        self._owner = open_session()
+        with storage.locked():
+            self._study = storage.patiently(self._load)
+            self._id = storage.patiently(lambda: storage.backend.get_study_id_from_name(name))
+        self._sampler = Sampler(space, invalid, seed, known=len(self._frozen()))
+
+    def close(self) -> None:
+        """Give up what this process still had running; others may take it over."""
+        close_session(self._owner)
+
+    # ---- asking
+
+    def ask(self, limit: int) -> Asked | str:
+        """The next configuration that is new, fits, and that nobody else is measuring.
+
+        Returns "full" when ``limit`` trials are complete or nothing new is left, and "wait" when other processes
+        are at work on the last ones.
+        """
+        with self.storage.locked():
+            frozen = self._without_dead(self._frozen())
+            trials = [_row(one) for one in frozen]
+            complete = sum(trial.state == "complete" for trial in trials)
+            running = sum(trial.state == "running" for trial in trials)
+            if complete >= limit:
+                return "full"
+            if complete + running >= limit:
+                return "wait"
+            config = self._next(frozen, trials)
+            if config is None:
+                return "wait" if running else "full"
+            return self._begin(config, len(trials))
+
+    def _next(
+        self, frozen: Sequence[optuna.trial.FrozenTrial], trials: Sequence[Trial]
+    ) -> LaunchConfig | None:
+        """The baseline, then what a dead process left, then the seeds, then what the sampler suggests."""
+        taken = _taken(trials)
+        left = [t.config for t in trials if t.kind == "left behind" and t.config is not None]
+        for config in (self.default, *left, *self._first):
+            if config not in taken and self._invalid(config) is None:
+                return config
+        self._sampler.learn(frozen)
+        best = best_of(trials)
+        return self._sampler.suggest(taken, best.config if best else None)
+
+    def _begin(self, config: LaunchConfig, number: int) -> Asked:
+        """Write the trial, whole and signed, in one transaction."""
+        import optuna
+
+        parameters = self.space.parameters(config)
+        choices = {knob.name: knob.choices for knob in self.space.knobs}
+        trial = optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING,
+            params=parameters,
+            distributions={
+                name: optuna.distributions.CategoricalDistribution(choices[name])
+                for name in parameters
+            },
+            user_attrs={"config": config.as_dict(), "owner": self._owner},
+        )
+        backend = self.storage.backend
+        trial_id = self.storage.patiently(lambda: backend.create_new_trial(self._id, trial))
+        return Asked(config, trial_id, number)
+
+    def _without_dead(
+        self, frozen: list[optuna.trial.FrozenTrial]
+    ) -> list[optuna.trial.FrozenTrial]:
+        """Mark what dead processes left running as failed; ``_next`` then tries each once more."""
+        from optuna.trial import TrialState
+
+        dead = [one for one in frozen if one.state == TrialState.RUNNING and _is_dead(one)]
+        for one in dead:
+            self.storage.patiently(partial(self._fail, one.number))
+        return self._frozen() if dead else frozen
+
+    def _fail(self, number: int) -> None:
+        from optuna.trial import TrialState
+
+        self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+
+    # ---- telling
+
+    def complete(
+        self,
+        asked: Asked,
+        measured: Measurement,
+        against: Trial | None,
+        details: Mapping[str, Any],
+    ) -> None:
+        """Record a right and measured candidate.
+
+        The value is the candidate's time scaled by how the incumbent ``against`` did in the same rounds, compared
+        with its own record: a GPU that is slower today than at the study's start does not bend the comparison.
+        Without an incumbent the candidate was timed against itself and becomes the first one.
+        """
+        rival = against.time_us if against else None
+        scale = rival / measured.incumbent_us if rival is not None else 1.0
+        outcome = {
+            **details,
+            "won": against is None or measured.beats,
+            "against": against.number if against else asked.number,
+            "measured": measured.as_dict(),
+        }
+        self._tell(asked, outcome, "COMPLETE", measured.time_us * scale)
+
+    def drop(
+        self, asked: Asked, kind: str, reason: str, details: Mapping[str, Any] | None = None
+    ) -> None:
+        """Record that a candidate was not measured, or not to the end, and why."""
+        state = "PRUNED" if kind in PRUNED_KINDS else "FAIL"
+        self._tell(asked, {**(details or {}), "kind": kind, "reason": reason}, state, None)
+
+    def _tell(
+        self, asked: Asked, outcome: Mapping[str, Any], state: str, value: float | None
+    ) -> None:
+        from optuna.trial import TrialState
+
+        backend, trial_id = self.storage.backend, asked.trial_id
+        values = None if value is None else [value]
+        with self.storage.locked():
+            self.storage.patiently(
+                lambda: backend.set_trial_user_attr(trial_id, "outcome", dict(outcome))
+            )
+            self.storage.patiently(
+                lambda: backend.set_trial_state_values(trial_id, TrialState[state], values)
+            )
+
+    # ---- reading
+
+    def trials(self) -> list[Trial]:
+        """The whole record in order of number, as it is now."""
+        return [_row(one) for one in self._frozen()]
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep a fact about the whole study."""
+        with self.storage.locked():
+            self.storage.patiently(lambda: self._study.set_user_attr(name, value))
+
+    def noted(self, name: str) -> Any:
+        """The fact kept under ``name``, or None."""
+        return self.storage.patiently(lambda: self._study.user_attrs).get(name)
+
+    def _frozen(self) -> list[optuna.trial.FrozenTrial]:
+        return self.storage.patiently(lambda: self._study.get_trials(deepcopy=False))
+
+    def _load(self) -> optuna.Study:
+        import optuna
+
+        return optuna.create_study(
+            storage=self.storage.backend,
+            study_name=self.name,
+            direction="minimize",
+            load_if_exists=True,
+        )
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The incumbent: the fastest of those that beat the incumbent of their time by more than the noise."""
+    winners = [t for t in trials if t.state == "complete" and t.details.get("won")]
+    return min(winners, key=lambda t: (t.time_us or 0.0, t.number), default=None)
+
+
+def value_of(trials: Sequence[Trial], config: LaunchConfig) -> float | None:
+    """The recorded time of a configuration in µs, None if it was not measured."""
+    times = [t.time_us for t in trials if t.config == config and t.time_us is not None]
+    return times[0] if times else None
+
+
+def _row(frozen: optuna.trial.FrozenTrial) -> Trial:
+    notes = frozen.user_attrs
+    outcome = dict(notes.get("outcome", {}))
+    state = {"fail": "failed"}.get(frozen.state.name.lower(), frozen.state.name.lower())
+    left = state == "failed" and not outcome
+    reason = "the process that ran it ended before it did" if left else outcome.pop("reason", "")
+    return Trial(
+        number=frozen.number,
+        config=LaunchConfig.of(notes["config"]) if "config" in notes else None,
+        state=state,
+        kind="left behind" if left else outcome.pop("kind", ""),
+        reason=reason,
+        time_us=frozen.value if state == "complete" else None,
+        details=outcome,
+    )
+
+
+def _is_dead(frozen: optuna.trial.FrozenTrial) -> bool:
+    owner = frozen.user_attrs.get("owner")
+    if owner is None:  # not one of ours: somebody tried the study by hand
+        return age_s(frozen.datetime_start) > 3600.0
+    return not alive(owner, frozen.datetime_start)
+
+
+def _taken(trials: Sequence[Trial]) -> set[LaunchConfig]:
+    """Configurations with an outcome or in work; one that was left behind twice is suspect and counts too."""
+    taken, left = set(), []
+    for trial in trials:
+        if trial.config is None or trial.kind == "stopped":
+            continue
+        if trial.kind == "left behind":
+            left.append(trial.config)
+        else:
+            taken.add(trial.config)
+    return taken | {config for config in left if left.count(config) > 1}
