@@ -1,0 +1,225 @@
+"""Many patterns for many GPU types: ``warm`` builds them, ``check`` proves that all are there without compiling."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparsegen.artifact.build import Builder, Progress, Request, ask, ensure
+from sparsegen.artifact.manifest import Decision
+from sparsegen.artifact.store import Store
+from sparsegen.errors import SparsegenError, UnsupportedError
+
+if TYPE_CHECKING:
+    from sparsegen.spec.gpu import Gpu
+    from sparsegen.spec.pattern import Pattern
+
+log = logging.getLogger(__name__)
+
+# States of one pattern on one GPU type; the second line are the ones that make a report fail.
+GOOD = ("hit", "built", "ok", "unsupported")
+BAD = ("failed", "missing", "damaged", "outdated")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One pattern on one GPU type.
+
+    state, of warm   ``hit`` (was stored), ``built``, ``unsupported`` (this version cannot compile it), ``failed``
+    state, of check  ``ok``, ``missing``, ``damaged``, ``outdated`` (today's ``tuned/`` says otherwise), ``unsupported``,
+                     ``failed`` (the pattern file has mistakes)
+    detail           why; for a missing one the fields in which the nearest entry differs
+    """
+
+    pattern: str
+    gpu: str
+    state: str
+    detail: str = ""
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results in the order of GPU types and patterns."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed, is missing, damaged or outdated."""
+        return all(result.state in GOOD for result in self.results)
+
+    def counts(self) -> dict[str, int]:
+        """How many results there are of each state that occurs."""
+        found = Counter(result.state for result in self.results)
+        return {state: found[state] for state in (*GOOD, *BAD) if found[state]}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{r.gpu} {r.pattern}: {r.state}" + f" ({r.detail})" * bool(r.detail)
+            for r in self.results
+        ]
+        total = ", ".join(f"{count} {state}" for state, count in self.counts().items())
+        return "\n".join([*lines, total or "nothing to do"])
+
+
+def warm(
+    gpus: Sequence[str],
+    patterns: Iterable[Pattern | str | Path] | None = None,
+    *,
+    tune: str = "off",
+    jobs: int | None = None,
+    store: Store | None = None,
+    builder: Builder | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Build every pattern for every GPU type; what is stored already is a hit, so an interrupted run goes on.
+
+    Args:
+        gpus: names or aliases of GPU types.
+        patterns: patterns, files or shipped names; default: all shipped ones.
+        jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
+    """
+    store = Store() if store is None else store
+    if builder is None:
+        from sparsegen.artifact.compiler import Compiler
+
+        builder = Compiler(jobs=1)
+    work = list(_work(gpus, patterns))
+    workers = max(1, min(len(work), jobs or os.cpu_count() or 1))
+    results: dict[int, Result] = {}
+    with ThreadPoolExecutor(workers) as threads:
+        waiting: dict[Future[Result], int] = {
+            threads.submit(_build_one, item, tune, store, builder): number
+            for number, item in enumerate(work)
+        }
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    result = results[waiting.pop(future)] = future.result()
+                    if progress is not None:
+                        line = f"{result.pattern} for {result.gpu}: {result.state}"
+                        progress(len(results), len(work), line)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return Report(tuple(results[number] for number in range(len(work))))
+
+
+def check(
+    gpus: Sequence[str],
+    patterns: Iterable[Pattern | str | Path] | None = None,
+    *,
+    store: Store | None = None,
+    builder: Builder | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Prove that the store holds every pattern for every GPU type: keys, versions and digests.  Compiles nothing.
+
+    Arguments as for ``warm``.
+    """
+    store = Store() if store is None else store
+    if builder is None:
+        from sparsegen.artifact.compiler import Compiler
+
+        builder = Compiler()
+    work = list(_work(gpus, patterns))
+    results = []
+    for item in work:
+        results.append(_check_one(item, store, builder))
+        if progress is not None:
+            last = results[-1]
+            progress(len(results), len(work), f"{last.pattern} for {last.gpu}: {last.state}")
+    return Report(tuple(results))
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One pattern for one GPU type; ``fault`` where the pattern cannot be read."""
+
+    name: str
+    pattern: Pattern | None
+    gpu: Gpu
+    fault: str = ""
+
+
+def _work(gpus: Sequence[str], patterns: Iterable[Pattern | str | Path] | None) -> Iterator[_Item]:
+    from sparsegen.spec.gpu import find_gpu
+    from sparsegen.spec.shipped import shipped_patterns
+
+    asked = list(shipped_patterns().values() if patterns is None else patterns)
+    targets = list(dict.fromkeys(map(find_gpu, gpus)))  # an alias and its name are one
+    for gpu in targets:
+        for one in asked:
+            yield _item(one, gpu)
+
+
+def _item(one: Pattern | str | Path, gpu: Gpu) -> _Item:
+    from sparsegen.spec.pattern import Pattern
+
+    if isinstance(one, Pattern):
+        return _Item(one.name, one, gpu)
+    try:
+        pattern = Pattern.from_yaml(one)
+    except SparsegenError as error:
+        return _Item(Path(one).stem, None, gpu, str(error))
+    return _Item(pattern.name, pattern, gpu)
+
+
+def _build_one(item: _Item, tune: str, store: Store, builder: Builder) -> Result:
+    if item.pattern is None:
+        return Result(item.name, item.gpu.name, "failed", item.fault)
+    counted = _Counted(builder)
+    try:
+        artifact = ensure(item.pattern, None, item.gpu, tune=tune, store=store, builder=counted)
+    except UnsupportedError as error:
+        return Result(item.name, item.gpu.name, "unsupported", str(error))
+    except SparsegenError as error:
+        return Result(item.name, item.gpu.name, "failed", str(error))
+    if not artifact.path.is_relative_to(store.root):
+        return Result(item.name, item.gpu.name, "failed", f"{store.root} cannot be written")
+    state = "built" if counted.built else "hit"
+    chosen = artifact.manifest.decision.chosen_by
+    return Result(item.name, item.gpu.name, state, chosen, artifact.path)
+
+
+class _Counted:
+    """A builder that knows whether it was asked to build."""
+
+    def __init__(self, builder: Builder):
+        self.inner, self.built = builder, False
+        self.key, self.versions, self.is_current = builder.key, builder.versions, builder.is_current
+
+    def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
+        self.built = True
+        return self.inner.build(request, directory, progress)
+
+
+def _check_one(item: _Item, store: Store, builder: Builder) -> Result:
+    def said(state: str, detail: str = "", path: Path | None = None) -> Result:
+        return Result(item.name, item.gpu.name, state, detail, path)
+
+    if item.pattern is None:
+        return said("failed", item.fault)
+    request = ask(item.pattern, None, item.gpu)
+    try:
+        key = builder.key(request)
+        found, faults = store.find(key)
+        if faults:
+            return said("damaged", "; ".join(map(str, faults)))
+        if found is None:
+            return said("missing", store.explain_miss(key, item.name))
+        if not builder.is_current(request, found):
+            return said("outdated", "tuned/ gives another configuration today", found.path)
+    except UnsupportedError as error:
+        return said("unsupported", str(error))
+    except SparsegenError as error:
+        return said("failed", str(error))
+    return said("ok", found.manifest.decision.chosen_by, found.path)
