@@ -1,0 +1,104 @@
+"""``sparsegen.compile`` and ``sparsegen.load``: from a pattern to a callable."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from sparsegen.artifact import build as artifacts
+from sparsegen.artifact.compiler import SOURCE, Compiler
+from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.store import Store
+from sparsegen.errors import ArtifactError, InputError
+from sparsegen.launch.kernel import Kernel
+from sparsegen.runtime.attend import Attend, ReferenceAttend
+from sparsegen.spec.gpu import Gpu
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+log = logging.getLogger(__name__)
+BACKENDS = ("triton", "reference")
+
+
+def compile(
+    pattern: Pattern | str | Path,
+    problem: Problem | None = None,
+    *,
+    tune: str = "off",
+    backend: str = "triton",
+    budget_s: float = 900.0,
+    jobs: int | None = None,
+    store: Store | None = None,
+) -> Attend | ReferenceAttend:
+    """A callable for ``pattern`` on the GPU of this machine, built on first use and cached.
+
+    Args:
+        pattern: a ``Pattern``, a file, or the name of a shipped pattern.
+        problem: dims, dtype and lengths; default: the pattern's own.
+        tune: ``off`` takes the best configuration on record (tuned/ for this GPU, the same architecture, the
+            template's default: the artifact says which), ``quick`` measures for about two minutes, ``full`` for
+            ``budget_s`` seconds.
+        backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
+        jobs: parallel compile processes.
+
+    The callable builds once more, and logs it, when tensors of other dims, dtype or heads arrive.
+    Raises ``UnsupportedError`` for what no template can do, ``ToolchainError`` where there is no GPU.
+    """
+    found = _pattern(pattern)
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "reference":
+        return ReferenceAttend(found)
+    builder = Compiler(jobs=jobs, full_budget_s=budget_s)
+    request = artifacts.ask(found, problem, None, tune)
+
+    def build(wanted: Problem) -> Kernel:
+        artifact = artifacts.ensure(
+            found, wanted, request.gpu, tune=tune, store=store, builder=builder
+        )
+        return open_kernel(found, wanted, artifact)
+
+    def rebuild(wanted: Problem) -> Kernel:
+        log.warning("building %s once more, for %s", found.name, wanted)
+        return build(wanted)
+
+    return Attend(found, request.problem, build(request.problem), rebuild)
+
+
+def load(
+    pattern: Pattern | str | Path,
+    problem: Problem | None = None,
+    *,
+    gpu: Gpu | None = None,
+    store: Store | None = None,
+) -> Attend:
+    """The callable of a stored artifact, by exact key.  Never builds, tunes or guesses.
+
+    Raises ``CacheMiss``, which says in which field the nearest stored artifact differs.
+    """
+    found = _pattern(pattern)
+    request = artifacts.ask(found, problem, gpu)
+    artifact = artifacts.load(found, request.problem, request.gpu, store=store)
+    return Attend(found, request.problem, open_kernel(found, request.problem, artifact))
+
+
+def open_kernel(pattern: Pattern, problem: Problem, artifact: Artifact) -> Kernel:
+    """The launchable kernel of an artifact; nothing is loaded on the GPU before its first launch."""
+    from sparsegen.codegen import render
+    from sparsegen.schedule.build import build
+
+    source = render(pattern, build(pattern, problem), problem)
+    text = artifact.read(SOURCE)
+    if hashlib.sha256(text).hexdigest() != source.digest:
+        raise ArtifactError(
+            f"{artifact.path}: {SOURCE} is not what this version renders for the pattern; build it again"
+        )
+    decision = artifact.manifest.decision
+    directories = {v.name: artifact.path / v.name for v in decision.variants}
+    return Kernel(source, decision.config, artifact.path / SOURCE, directories)
+
+
+def _pattern(pattern: Any) -> Pattern:
+    return pattern if isinstance(pattern, Pattern) else Pattern.from_yaml(pattern)

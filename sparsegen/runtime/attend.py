@@ -1,0 +1,319 @@
+"""The callable that users hold: checks a call, fills in defaults, launches.
+
+``Attend`` wraps a compiled kernel, ``ReferenceAttend`` the float64 reference under the same signature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sparsegen.errors import InputError, SpecError, UnsupportedError
+from sparsegen.launch.kernel import VARIANT_GUARDS, Call, Kernel
+from sparsegen.launch.tables import random_table
+from sparsegen.runtime.checks import (
+    beyond_proof,
+    check_extras,
+    check_out,
+    check_starts,
+    check_tensors,
+    refuse_gradient,
+)
+from sparsegen.spec.fields import LIMIT
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+TABLES_KEPT = 32  # random_blocks tables, one per pair of lengths
+LAYOUTS_KEPT = 4096  # shapes that were checked; decoding meets a new one every step
+
+
+class Attend:
+    """Attention with one pattern, compiled.  Made by ``sparsegen.compile`` and ``sparsegen.load``."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        problem: Problem,
+        kernel: Kernel,
+        rebuild: Callable[[Problem], Kernel] | None = None,
+    ):
+        """``rebuild`` makes a kernel for other dims (compile()d callables); without it they are an error (load()ed)."""
+        self.pattern, self.problem, self.kernel = pattern, problem, kernel
+        self._rebuild = rebuild
+        self._kernels: dict[tuple[Any, ...], Kernel] = {_dims(problem): kernel}
+        self._checked: dict[Any, tuple[Kernel, float]] = {}
+        self._tables: OrderedDict[Any, Any] = OrderedDict()
+        self._on_grid = any(node.grid() is not None for _, node in pattern.nodes())
+
+    def __repr__(self) -> str:
+        return f"<sparsegen.Attend {self.pattern.name!r} {self.problem.dtype} head_dim {self.problem.head_dim}>"
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        q_start: int | None = None,
+        k_start: int = 0,
+        q_lengths: torch.Tensor | None = None,
+        kv_starts: torch.Tensor | None = None,
+        kv_lengths: torch.Tensor | None = None,
+        alibi_slopes: torch.Tensor | None = None,
+        sink_logits: torch.Tensor | None = None,
+        null_key: tuple[torch.Tensor, torch.Tensor] | None = None,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        partial: bool = False,
+        variant: str | None = None,
+    ) -> Any:
+        """Attention of q [B, H, Sq, D] over k [B, Hkv, Skv, D] and v [B, Hkv, Skv, Dv] → [B, H, Sq, Dv] in q's dtype.
+
+        Strides are free but for the last dim, which is contiguous.  ``return_lse`` adds the log-sum-exp
+        (float32, natural log, [B, H, Sq]).  Rows that see nothing are 0 with LSE -inf.
+
+        q_start, k_start: absolute positions of the first query and the first key (>= 0); defaults: see ``align``.
+        q_lengths, kv_starts, kv_lengths: int32 [B], valid query rows, first valid key row, valid keys.
+        alibi_slopes, sink_logits: float32 [H].  null_key: (k [Hkv, D], v [Hkv, Dv]).
+        partial: leave sink logits and null key out, to merge shards later with ``sparsegen.merge``.
+        variant: launch this variant ("fast" or "general") or raise ``UnsupportedError``.
+
+        Raises ``TypeError`` for a missing or unknown keyword, ``InputError`` for tensors that do not fit.
+        """
+        key = (
+            q.shape,
+            k.shape,
+            v.shape,
+            q.dtype,
+            k.dtype,
+            v.dtype,
+            q.device,
+            k.device,
+            v.device,
+            q.stride(3) if q.dim() == 4 else None,
+            k.stride()[-1:],
+            v.stride()[-1:],
+        )
+        found = self._checked.get(key)
+        if found is None:
+            if len(self._checked) >= LAYOUTS_KEPT:
+                self._checked.clear()
+            found = self._checked[key] = self._check(q, k, v)
+        kernel, scale = found
+        if q.requires_grad or k.requires_grad or v.requires_grad:
+            refuse_gradient()
+        self._check_features(alibi_slopes, sink_logits, null_key)
+        if alibi_slopes is not None or sink_logits is not None or null_key is not None:
+            check_extras(q, k, v, alibi_slopes, sink_logits, null_key)
+        check_starts(q_start, k_start)
+        if variant is not None and variant not in VARIANT_GUARDS:
+            raise InputError(f"variant must be one of {', '.join(VARIANT_GUARDS)}, got {variant!r}")
+        if q_lengths is not None or kv_starts is not None or kv_lengths is not None:
+            self._check_lengths(q, k, q_lengths, kv_starts, kv_lengths)
+        if self._on_grid:
+            self.pattern.check_lengths(q.shape[2], k.shape[2], k_start)
+        relative = int(q_start is None and self.pattern.align == "bottom_right")
+        first = k_start if q_start is None else q_start
+        call = Call(
+            q_start=first,
+            k_start=k_start,
+            relative=relative,
+            scale=scale,
+            q_lengths=q_lengths,
+            kv_starts=kv_starts,
+            kv_lengths=kv_lengths,
+            alibi_slopes=alibi_slopes,
+            sink_logits=sink_logits,
+            null_key=null_key,
+            joins=int(not partial),
+            tables=self._random_blocks(kernel, q, k, first, relative)
+            if kernel.source.tables
+            else (),
+        )
+        if kernel.source.max_position is not None and beyond_proof(
+            kernel.source, q.shape[2], k.shape[2], call
+        ):
+            kernel = self._any_length(kernel, q, k, v, call)
+            call = replace(call, tables=self._random_blocks(kernel, q, k, first, relative))
+        out, lse = _outputs(q, v, out)
+        if q.numel() and q.shape[1]:
+            kernel(q, k, v, out, lse, call, variant)
+        return (out, lse) if return_lse else out
+
+    # ---- checks, once per layout ----
+
+    def _check(self, q: Any, k: Any, v: Any) -> tuple[Kernel, float]:
+        check_tensors(q, k, v)
+        if q.device.type != "cuda":
+            raise InputError(
+                f"the compiled kernel runs on a GPU and the tensors are on {q.device}; "
+                "sparsegen.compile(pattern, backend='reference') runs on any device"
+            )
+        problem = _problem(self.problem, q, k, v)
+        kernel = self._kernels.get(_dims(problem))
+        if kernel is None:
+            if self._rebuild is None:
+                raise InputError(
+                    f"this artifact was built for {_describe(self.problem)}, the tensors are {_describe(problem)}; "
+                    "build it with sparsegen.compile or `sparsegen warm`"
+                )
+            kernel = self._kernels[_dims(problem)] = self._rebuild(problem)
+        scale = self.pattern.scale
+        return kernel, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+    def _check_features(self, alibi_slopes: Any, sink_logits: Any, null_key: Any) -> None:
+        for name, wanted, given in (
+            ("alibi_slopes", self.pattern.alibi, alibi_slopes),
+            ("sink_logits", self.pattern.sink_logits, sink_logits),
+            ("null_key", self.pattern.null_key, null_key),
+        ):
+            if wanted and given is None:
+                raise TypeError(f"pattern {self.pattern.name!r} needs the keyword {name!r}")
+            if given is not None and not wanted:
+                raise TypeError(
+                    f"pattern {self.pattern.name!r} takes no {name!r}: its file does not ask for it"
+                )
+
+    def _check_lengths(self, q: Any, k: Any, *given: Any) -> None:
+        for name, t in zip(("q_lengths", "kv_starts", "kv_lengths"), given):
+            if t is None:
+                continue
+            if (
+                tuple(t.shape) != (q.shape[0],)
+                or str(t.dtype) != "torch.int32"
+                or t.device != q.device
+            ):
+                raise InputError(
+                    f"{name} must be int32 [{q.shape[0]}] on {q.device}, got {t.dtype} {list(t.shape)} on {t.device}"
+                )
+            if not t.is_contiguous():
+                raise InputError(f"{name} must be contiguous")
+        if self.kernel.source.tables:
+            place = next(
+                self.pattern.place(path)
+                for path, node in self.pattern.nodes()
+                if node.keyword == "random_blocks"
+            )
+            raise UnsupportedError(
+                f"{place}: random_blocks has one table for all batch entries: per-batch lengths do not go with it"
+            )
+
+    def _any_length(self, kernel: Kernel, q: Any, k: Any, v: Any, call: Call) -> Kernel:
+        """A kernel whose proofs hold for every position: once, since a longer call would need it again."""
+        why = beyond_proof(kernel.source, q.shape[2], k.shape[2], call)
+        if self._rebuild is None:
+            raise InputError(
+                f"this artifact is proven for {why}; build it with lengths in its problem that reach there"
+            )
+        asked = _problem(self.problem, q, k, v)
+        lengths = ((max(1, q.shape[2]), max(1, k.shape[2])), (LIMIT, LIMIT))
+        rebuilt = self._kernels[_dims(asked)] = self._rebuild(replace(asked, lengths=lengths))
+        self._checked.clear()
+        if beyond_proof(rebuilt.source, q.shape[2], k.shape[2], call):
+            raise InputError(f"no kernel takes these positions: it is proven for {why}")
+        return rebuilt
+
+    # ---- random_blocks ----
+
+    def _random_blocks(
+        self, kernel: Kernel, q: Any, k: Any, first: int, relative: int
+    ) -> list[tuple[Any, int]]:
+        """Tables for these lengths, made on first use: int32 [block rows, per_row] on the device."""
+        import torch
+
+        q_first = first + (k.shape[2] - q.shape[2] if relative else 0)
+        out = []
+        for table in kernel.source.tables:
+            key = (table.term, q_first, q.shape[2], k.shape[2], q.device)
+            made = self._tables.get(key)
+            if made is None:
+                if q.is_cuda and torch.cuda.is_current_stream_capturing():
+                    raise InputError(
+                        "random_blocks meets these lengths for the first time inside a CUDA graph capture; call once before"
+                    )
+                made = self._tables[key] = random_table(
+                    table, q_first, q.shape[2], k.shape[2], q.device
+                )
+                if len(self._tables) > TABLES_KEPT:
+                    self._tables.popitem(last=False)
+            out.append(made)
+        return out
+
+
+class ReferenceAttend:
+    """The float64 reference under the signature of ``Attend``; differentiable, on any device, O(S²) memory."""
+
+    def __init__(self, pattern: Pattern):
+        self.pattern = pattern
+
+    def __repr__(self) -> str:
+        return f"<sparsegen.ReferenceAttend {self.pattern.name!r}>"
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        **runtime: Any,
+    ) -> Any:
+        """As ``Attend`` (but for ``variant``), and with the run-time keywords of every node of the language."""
+        from sparsegen.spec.reference import reference
+
+        for name in ("scale", "rows"):  # of ``reference`` and not of a call
+            if name in runtime:
+                raise TypeError(f"{self.pattern.name}: unknown keyword {name!r}")
+        check_tensors(q, k, v)
+        result, lse = reference(self.pattern, q, k, v, **runtime)
+        result = result.to(q.dtype)
+        if out is not None:
+            check_out(q, v, out)
+            result = out.copy_(result)
+        return (result, lse.float()) if return_lse else result
+
+
+def _outputs(q: Any, v: Any, out: Any) -> tuple[Any, Any]:
+    import torch
+
+    if out is None:
+        out = torch.empty((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    else:
+        check_out(q, v, out)
+        if out.requires_grad:
+            refuse_gradient()
+    return out, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+
+
+def _problem(like: Problem, q: Any, k: Any, v: Any) -> Problem:
+    """The problem of a call: its dims and dtype, the lengths of the problem that was asked for."""
+    try:
+        return replace(
+            like,
+            head_dim=q.shape[3],
+            value_dim=v.shape[3],
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            dtype=str(q.dtype).removeprefix("torch."),
+        )
+    except SpecError as error:
+        mistake = error.mistakes[0]
+        raise InputError(
+            f"no kernel takes these tensors: {mistake.path} {mistake.message}"
+        ) from None
+
+
+def _dims(problem: Problem) -> tuple[Any, ...]:
+    return problem.head_dim, problem.value_dim, problem.heads, problem.kv_heads, problem.dtype
+
+
+def _describe(problem: Problem) -> str:
+    value = "" if problem.value_dim == problem.head_dim else f", value_dim {problem.value_dim}"
+    return f"{problem.dtype}, head_dim {problem.head_dim}{value}, heads {problem.heads}:{problem.kv_heads}"

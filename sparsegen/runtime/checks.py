@@ -1,0 +1,135 @@
+"""Checks of one call of a compiled pattern.  Each error is one sentence; none reads data from the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsegen.errors import InputError, UnsupportedError
+from sparsegen.launch.kernel import Call
+
+FURTHEST = 1 << 36  # the schedule's proofs hold for positions up to here
+
+
+def check_tensors(q: Any, k: Any, v: Any) -> None:
+    """Shapes, dtypes, devices and strides of one call; InputError says in one sentence what is wrong."""
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise InputError(f"{name} must be [batch, heads, length, dim], got {list(t.shape)}")
+        if t.stride(3) != 1 and t.shape[3] > 1:
+            raise InputError(
+                f"the last dim of {name} must be contiguous (stride 1), got stride {t.stride(3)}; use .contiguous()"
+            )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if not q.device == k.device == v.device:
+        raise InputError(
+            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+        )
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise InputError(
+            f"q, k and v must have one batch size, got {q.shape[0]}, {k.shape[0]}, {v.shape[0]}"
+        )
+    if k.shape[1:3] != v.shape[1:3]:
+        raise InputError(
+            f"k and v must have the same heads and length, got {list(k.shape)} and {list(v.shape)}"
+        )
+    if q.shape[3] != k.shape[3]:
+        raise InputError(f"q and k must have the same dim, got {q.shape[3]} and {k.shape[3]}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise InputError(
+            f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
+        )
+
+
+def check_out(q: Any, v: Any, out: Any) -> None:
+    """InputError unless ``out`` can hold the result: [B, H, Sq, Dv] in q's dtype on q's device, last dim contiguous."""
+    wanted = (*q.shape[:3], v.shape[3])
+    if tuple(out.shape) != wanted or out.dtype != q.dtype or out.device != q.device:
+        raise InputError(
+            f"out must be {q.dtype} {list(wanted)} on {q.device}, got {out.dtype} {list(out.shape)} on {out.device}"
+        )
+    if out.stride(3) != 1 and out.shape[3] > 1:
+        raise InputError("the last dim of out must be contiguous (stride 1)")
+
+
+def check_extras(
+    q: Any, k: Any, v: Any, alibi_slopes: Any, sink_logits: Any, null_key: Any
+) -> None:
+    """InputError unless slopes and sinks are float32 [H] and the null key a pair in q's dtype, all on q's device."""
+    for name, t in (("alibi_slopes", alibi_slopes), ("sink_logits", sink_logits)):
+        if t is not None and (
+            tuple(t.shape) != (q.shape[1],)
+            or str(t.dtype) != "torch.float32"
+            or t.device != q.device
+            or not t.is_contiguous()
+        ):
+            raise InputError(
+                f"{name} must be contiguous float32 [{q.shape[1]}] on {q.device}, got {t.dtype} {list(t.shape)} on {t.device}"
+            )
+    if null_key is not None:
+        if not isinstance(null_key, (tuple, list)) or len(null_key) != 2:
+            raise InputError("null_key must be a pair (k [Hkv, D], v [Hkv, Dv])")
+        for name, t, dim in (
+            ("null_key[0]", null_key[0], q.shape[3]),
+            ("null_key[1]", null_key[1], v.shape[3]),
+        ):
+            if (
+                tuple(t.shape) != (k.shape[1], dim)
+                or t.dtype != q.dtype
+                or t.device != q.device
+                or not t.is_contiguous()
+            ):
+                raise InputError(
+                    f"{name} must be contiguous {q.dtype} [{k.shape[1]}, {dim}] on {q.device}, "
+                    f"got {t.dtype} {list(t.shape)} on {t.device}"
+                )
+    if any(
+        t is not None and t.requires_grad for t in (alibi_slopes, sink_logits, *(null_key or ()))
+    ):
+        refuse_gradient()
+
+
+def check_starts(q_start: Any, k_start: Any) -> None:
+    """InputError unless both are integers within 2^36 and keys start at 0 or later, as every proof assumes."""
+    for name, value in (("q_start", 0 if q_start is None else q_start), ("k_start", k_start)):
+        if type(value) is not int or not -FURTHEST <= value <= FURTHEST:
+            raise InputError(f"{name} must be an integer within 2^36, got {value!r}")
+    if k_start < 0:
+        raise InputError(
+            f"k_start must be 0 or more, got {k_start}: keys have no positions below 0"
+        )
+
+
+def refuse_gradient() -> None:
+    """UnsupportedError where autograd would want a gradient."""
+    import torch
+
+    if torch.is_grad_enabled():
+        raise UnsupportedError(
+            "compiled kernels have no backward pass yet: call under torch.no_grad(), or use backend='reference', which is differentiable"
+        )
+
+
+def beyond_proof(source: Any, q_len: int, kv_len: int, call: Call) -> str:
+    """What the kernel is proven for, in words, where the call goes beyond it; else "".
+
+    See ``max_position`` and ``min_position`` of ``schedule.tree.Schedule``.  Lengths per batch entry are on the device
+    and are not read: an entry is taken to be as short as they could make it.
+    """
+    most = source.max_position
+    if most is None:
+        return ""
+    first, end = call.q_start, call.q_start + q_len
+    if call.relative:
+        shortest = kv_len if call.kv_lengths is None and call.kv_starts is None else 0
+        first, end = call.q_start + shortest - q_len, call.q_start + kv_len
+    reached = max(end, call.k_start + kv_len, q_len, kv_len)
+    if reached > most:
+        return (
+            f"positions up to {most} (from the lengths of its problem), the call reaches {reached}"
+        )
+    least = getattr(source, "min_position", None)
+    least = -most if least is None else least
+    if q_len and first < least:
+        return f"queries from position {least} on (from the lengths of its problem), the call starts at {first}"
+    return ""
