@@ -1,0 +1,106 @@
+"""Commands that build and measure: ``compile``, ``tune``, ``warm``, ``check``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sparsegen.cli.look import Json, PatternName
+from sparsegen.cli.output import emit, progress, table
+
+Level = Literal["off", "quick", "full"]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Parallel compile processes; default: the cores.")
+]
+Gpus = Annotated[
+    str, typer.Option("--gpu", metavar="NAME[,NAME]", help="GPU types, e.g. h200,a100.")
+]
+Patterns = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PATTERN]...", help="Files or shipped names; default: all shipped."),
+]
+
+
+def compile(
+    pattern: PatternName,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU type, e.g. h200; default: the one here.")
+    ] = None,
+    tune: Annotated[Level, typer.Option(help="Measure here: not, two minutes, --budget.")] = "off",
+    budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Build the artifact of a pattern.
+
+    For a GPU type that is not here it cross-compiles. What is in the cache already is not built again.
+    """
+    from sparsegen.report.built import build
+
+    with progress(f"compile {pattern}") as report:
+        built = build(pattern, gpu=gpu, tune=tune, budget_s=budget, jobs=jobs, progress=report)
+    emit(built.as_dict(), as_json, built.text())
+
+
+def tune(
+    patterns: Annotated[
+        list[str], typer.Argument(metavar="PATTERN...", help="Files or shipped names.")
+    ],
+    storage: Annotated[
+        str | None, typer.Option(help="SQLite file or database URL of the study.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(min=1, help="Seconds a pattern; default: about two minutes.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Write the winners to tuned/.")] = False,
+    jobs: Jobs = None,
+    as_json: Json = False,
+) -> None:
+    """Measure configurations on the GPU here.
+
+    The same command again goes on where it was: nothing is measured twice.
+    """
+    from sparsegen.report.tuning import tune_one
+
+    rows = [tune_one(p, storage=storage, budget_s=budget, keep=keep, jobs=jobs) for p in patterns]
+    header = ("pattern", "best_us", "default_us", "measured", "config", "how")
+    emit(rows, as_json, table(header, [[r[name] for name in header] for r in rows]))
+
+
+def warm(gpu: Gpus, patterns: Patterns = None, jobs: Jobs = None, as_json: Json = False) -> None:
+    """Fill the cache for GPU types that need not be here."""
+    from sparsegen.artifact.fleet import warm as warm_fleet
+
+    with progress("warm") as report:
+        done = warm_fleet(gpu.split(","), patterns or None, jobs=jobs, progress=report)
+    emit([result_dict(r) for r in done.results], as_json, str(done))
+    if not done.ok:
+        raise typer.Exit(1)
+
+
+def check(gpu: Gpus, patterns: Patterns = None, as_json: Json = False) -> None:
+    """Prove that the cache is complete; compiles nothing.
+
+    Rows of tuned/ that were measured for another version of a pattern or template are faults too.
+    """
+    from sparsegen.artifact.fleet import check as check_fleet
+    from sparsegen.report.tuning import stale_rows
+
+    gpus = gpu.split(",")
+    with progress("check") as report:
+        done = check_fleet(gpus, patterns or None, progress=report)
+    stale = stale_rows(gpus)
+    found = {"results": [result_dict(r) for r in done.results], "stale_rows": stale}
+    emit(found, as_json, "\n".join([str(done), *stale]))
+    if stale or not done.ok:
+        raise typer.Exit(1)
+
+
+def result_dict(result: object) -> dict[str, object]:
+    """Plain values of a ``fleet.Result``."""
+    from dataclasses import asdict
+
+    plain = asdict(result)  # type: ignore[call-overload]
+    return {n: str(v) if isinstance(v, Path) else v for n, v in plain.items()}

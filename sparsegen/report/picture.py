@@ -1,0 +1,39 @@
+"""A pattern as PNG: every branch in its colour, stronger where more of a pixel is visible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsegen.report.coverage import Grid
+
+# Told apart by people with the common colour-vision deficiencies, in the order branches come.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777")
+_FAINTEST = 0.35  # a pixel of which almost nothing is visible still shows
+
+
+def save_png(grid: Grid, title: str, path: Path) -> None:
+    """Write the picture of ``grid`` to ``path`` with a legend of its branches."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    image = np.ones((*grid.total().shape, 3))
+    handles = []
+    for index, (name, share) in enumerate(grid.shares.items()):
+        colour = _COLOURS[index % len(_COLOURS)]
+        rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        strength = np.where(share > 0, _FAINTEST + (1 - _FAINTEST) * share, 0)[..., None]
+        image *= 1 - strength * (1 - rgb)
+        handles.append(Patch(color=colour, label=name))
+    figure = Figure(figsize=(6.4, 6.4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    extent = (0, grid.k_edges[-1], grid.q_edges[-1], 0)
+    axes.imshow(image, extent=extent, interpolation="nearest", aspect="auto")
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, format="png")

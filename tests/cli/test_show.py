@@ -1,0 +1,295 @@
+"""``show``: numbers against the dense mask, pictures against it block by block, and no cost that grows with cells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsegen import InputError, Pattern
+from sparsegen.report import coverage, sampling, show
+from sparsegen.report.art import draw
+from sparsegen.report.runtime_data import read_runtime
+from sparsegen.report.show import look
+
+ROOT = Path(__file__).parents[2]
+MASKS: dict[str, Any] = {
+    "full": "full",
+    "causal": "causal",
+    "window_sink": {
+        "all_of": ["causal", {"any_of": [{"window": {"size": 9}}, {"sink": {"tokens": 3}}]}]
+    },
+    "strided": {
+        "all_of": ["causal", {"any_of": [{"window": {"size": 4}}, {"strided": {"stride": 7}}]}]
+    },
+    "fixed": {
+        "all_of": [
+            "causal",
+            {"any_of": [{"chunks": {"size": 8}}, {"columns": {"stride": 8, "width": 2}}]},
+        ]
+    },
+    "global": {"any_of": [{"window": {"radius": 5}}, {"global": {"positions": [0, 17]}}]},
+    "axial": {"axial": {"shape": [8, 8]}},
+    "neighborhood": {"neighborhood": {"shape": [8, 8], "radius": [1, 2]}},
+    "drawn": {
+        "any_of": [
+            {"window": {"radius": 3}},
+            {"random_blocks": {"block": 8, "per_row": 2, "seed": 5}},
+        ]
+    },
+    "not_drawn": {
+        "all_of": ["causal", {"not": {"random_blocks": {"block": 8, "per_row": 3, "seed": 1}}}]
+    },
+    "predicate": {"predicate": "k <= q and (q * k) % 5 < 2"},
+    # one branch with several alternatives that overlap
+    "multi_dilated": {
+        "all_of": [
+            "causal",
+            {"any_of": [{"dilated": {"size": 8, "dilation": d}} for d in (1, 2, 4)]},
+        ]
+    },
+    "nothing": {"predicate": "k > q + 1000"},
+}
+LENGTHS = [(60, 60), (33, 47), (50, 20), (1, 57)]
+
+
+def pattern_of(mask: Any, **more: Any) -> Pattern:
+    return Pattern.from_dict({"name": "example", "mask": mask, **more})
+
+
+def dense(pattern: Pattern, q_len: int, kv_len: int, head: int = 0, **runtime: Any) -> np.ndarray:
+    mask = pattern.dense_mask(q_len, kv_len, **runtime)
+    mask = mask[0] if mask.dim() == 4 else mask
+    return mask[head if len(mask) > 1 else 0].numpy()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_numbers_and_picture_are_the_mask(name: str, lengths: tuple[int, int]) -> None:
+    pattern = pattern_of(MASKS[name])
+    seen = look(pattern, lengths, (16, 16))
+    mask = dense(pattern, *lengths)
+    assert seen.counts.exact and seen.counts.cells == mask.sum()
+    assert seen.density == pytest.approx(mask.mean())
+    grid = seen.grid((64, 64))  # a block a cell: the picture is the mask itself
+    assert grid.exact
+    np.testing.assert_array_equal(grid.total(), mask.astype(float))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_coarse_picture_misses_no_block(name: str) -> None:
+    """Blocks of 30 x 30 cells: what is there shows, what is not does not, and shares are near."""
+    pattern = pattern_of(MASKS[name])
+    mask = dense(pattern, 60, 60).astype(float)
+    grid = look(pattern, (60, 60)).grid((20, 20))
+    shares = mask.reshape(20, 3, 20, 3).mean((1, 3))
+    np.testing.assert_array_equal(grid.total() > 0, shares > 0)
+    np.testing.assert_allclose(grid.total(), shares)  # 3 rows and 3 keys: all are looked at
+    coarse = look(pattern, (60, 60)).grid((2, 2)).total()
+    # 4 of 30 rows are looked at: enough for the shade, not for the digit
+    np.testing.assert_allclose(coarse, mask.reshape(2, 30, 2, 30).mean((1, 3)), atol=0.2)
+
+
+def test_rows_looked_at_stand_for_their_share() -> None:
+    """The first row of a block is one row of it, however few rows are looked at."""
+    pattern = pattern_of({"global": {"positions": [0], "columns": False}})
+    assert look(pattern, (100, 100)).grid((1, 1)).total() == pytest.approx(0.01)
+
+
+def test_shades() -> None:
+    share = np.array([[0.0, 0.01, 0.5, 0.99, 1.0]])
+    grid = coverage.Grid({"a": share}, np.ones((1, 5)), (0, 1), (0, 1, 2, 3, 4, 5), True)
+    assert draw(grid, ascii_only=True).splitlines()[1].split()[-1] == ".-+*#"
+
+
+def test_computed_cells_are_whole_tiles() -> None:
+    seen = look(pattern_of("causal"), (1024, 1024), (64, 64))
+    assert seen.counts.cells == 1024 * 1025 // 2
+    assert seen.counts.computed == 16 * 17 // 2 * 64 * 64
+    assert seen.counts.efficiency == pytest.approx(1024 * 1025 / 2 / (136 * 4096))
+
+
+def test_patterns_per_head() -> None:
+    pattern = Pattern.from_dict(
+        {
+            "name": "two",
+            "heads": [
+                {"heads": [0, "2-3"], "mask": {"all_of": ["causal", {"window": {"size": 5}}]}},
+                {"heads": "rest", "mask": "causal"},
+            ],
+            "problem": {"heads": 6},
+        }
+    )
+    for head in range(6):
+        seen = look(pattern, (40, 40), head=head)
+        assert seen.counts.cells == dense(pattern, 40, 40, head).sum()
+    with pytest.raises(InputError, match="6 heads; head 6"):
+        look(pattern, (40, 40), head=6)
+
+
+def test_grid_too_small_for_the_length() -> None:
+    with pytest.raises(InputError, match="64 cells"):
+        look(pattern_of(MASKS["axial"]), (100, 100))
+
+
+def test_text_has_picture_numbers_and_branches() -> None:
+    text = look(pattern_of(MASKS["window_sink"], summary="for a test"), (4096, 4096)).text(
+        explain=True
+    )
+    assert text.startswith("example: for a test\n4,096 queries x 4,096 keys")
+    assert "2 branches, disjoint" in text and "canonical mask: " in text
+    assert "full tiles: no test" in text or "tiles without a full part" in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+def test_text_art_shows_a_diagonal() -> None:
+    lines = draw(
+        look(pattern_of("causal"), (4096, 4096)).grid(show.TEXT_SIZE), ascii_only=True
+    ).splitlines()
+    rows = [line.split()[-1] for line in lines[1:33]]
+    assert len(rows) == 32 and all(len(row) == 64 for row in rows)
+    for i, row in enumerate(rows):
+        assert set(row[: 2 * i]) <= {"#"} and set(row[2 * i + 2 :]) <= {"."}
+
+
+def test_json_object() -> None:
+    seen = look(pattern_of(MASKS["window_sink"]), (1, 4096)).as_dict()
+    wanted = {
+        "pattern",
+        "q_len",
+        "kv_len",
+        "cells",
+        "cells_exact",
+        "computed_cells",
+        "efficiency",
+        "branches",
+    }
+    assert wanted <= set(seen) and json.loads(json.dumps(seen)) == seen
+    assert seen["efficiency"] == seen["cells"] / seen["computed_cells"]
+    for branch in seen["branches"]:
+        assert {"name", "tiling", "segments"} <= set(branch)
+        assert all(s["kind"] in ("head", "full", "tail", "whole") for s in branch["segments"])
+
+
+def test_png(tmp_path: Path) -> None:
+    look(pattern_of(MASKS["global"]), (512, 512)).save_png(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    with pytest.raises(InputError, match="cannot be written"):
+        look(pattern_of("causal"), (64, 64)).save_png(tmp_path / "no" / "a.png")
+
+
+# --- run-time nodes ---
+
+
+def test_documents_from_a_file(tmp_path: Path) -> None:
+    pattern = pattern_of({"all_of": ["causal", "documents"]})
+    file = tmp_path / "data.yaml"
+    file.write_text("document_lengths: [30, 50, 20]\n")
+    seen = look(pattern, (100, 100), (16, 16), runtime=file)
+    assert seen.counts.exact
+    assert seen.counts.cells == sum(n * (n + 1) // 2 for n in (30, 50, 20))
+    assert seen.schedule is None and "documents" in seen.refusal
+    assert "no kernel yet" in seen.text() and seen.as_dict()["unsupported"]
+
+
+def test_long_run_time_masks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "WHOLE_CELLS", 1 << 16)
+    monkeypatch.setattr(sampling, "SOME_CELLS", 1 << 13)
+    pattern = pattern_of({"all_of": ["causal", "documents"]})
+    seen = look(pattern, (512, 512), (16, 16), runtime={"document_lengths": [512]})
+    assert not seen.counts.exact and seen.as_dict()["cells_exact"] is False
+    assert seen.counts.cells == pytest.approx(512 * 513 // 2, rel=0.02)
+    assert seen.counts.computed == pytest.approx(32 * 33 // 2 * 256, rel=0.02)
+    assert "about" in seen.text()
+
+
+def test_drawn_block_mask_is_the_documented_one(tmp_path: Path) -> None:
+    file = tmp_path / "m.json"
+    file.write_text('{"block_mask": {"rows": 10, "cols": 10, "percent": 30, "seed": 5}}')
+    seen = look(pattern_of({"block_mask": {"block": [16, 16]}}), (160, 160), runtime=file)
+    assert seen.counts.cells == 6400  # worked out elsewhere from the written definition
+    mask = read_runtime(file)["block_mask"]
+    assert mask.shape == (10, 10)
+    assert mask[0].nonzero().flatten().tolist() == [0, 8, 9]
+
+
+def test_missing_run_time_data_is_named() -> None:
+    with pytest.raises(InputError, match=r"cu_seqlens.*document_ids.*document_lengths.*--runtime"):
+        look(pattern_of({"all_of": ["causal", "documents"]}), (64, 64))
+
+
+def test_blocks_chosen_from_tensors_say_what_is_missing() -> None:
+    pattern = pattern_of({"all_of": ["causal", {"top_blocks": {"block": 16, "count": 2}}]})
+    with pytest.raises(InputError, match="block_scores.*--runtime"):
+        look(pattern, (64, 64))
+    scores = [[1.0] * 4] * 4
+    assert look(pattern, (64, 64), runtime={"block_scores": scores}).counts.cells > 0
+
+
+def test_unwanted_run_time_data_is_refused() -> None:
+    with pytest.raises(InputError, match="kv_lengths"):
+        look(pattern_of("causal"), (64, 64), runtime={"kv_lengths": [3]})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1, 2]", "must be a mapping"),
+        ("block_mask: [1, [0]]", "lists of 0 and 1"),
+        ("block_mask: [[2]]", "0 and 1 only"),
+        ("block_mask: {rows: 2}", "needs rows, cols, percent, seed"),
+        ("block_mask: {rows: 99999, cols: 99999, percent: 1, seed: 0}", "rows x cols"),
+        ("a: [", "not readable"),
+        ("- " * 5000 + "1", "not readable"),
+    ],
+)
+def test_bad_run_time_files(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=said) as caught:
+        read_runtime(file)
+    assert str(file) in str(caught.value)
+
+
+def test_absent_run_time_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        read_runtime(tmp_path / "absent.yaml")
+
+
+# --- cost ---
+
+MILLION = """
+import resource, sys, time
+import numpy, sparsegen, sparsegen.report.art, sparsegen.schedule.build, sparsegen.schedule.count
+from sparsegen.report.show import look
+pattern = sparsegen.Pattern.from_dict({mask!r})
+look(pattern, (256, 256)).text(explain=True)  # imports what is imported late
+sys.stdout.flush()
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start = time.process_time()
+seen = look(pattern, (1 << 20, 1 << 20))
+seen.text(explain=True), seen.as_dict()
+print(time.process_time() - start, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) >> 10)
+"""
+
+
+@pytest.mark.parametrize("name", ["window_sink", "strided", "fixed", "drawn", "global"])
+def test_a_million_tokens(name: str) -> None:
+    """Under 2 s of processor time and 64 MiB beyond the imports."""
+    code = MILLION.format(mask={"name": name, "mask": MASKS[name]})
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seconds, mebibytes = done.stdout.split()
+    assert float(seconds) < 2 and int(mebibytes) < 64, done.stdout
+
+
+def test_edges_cut_evenly() -> None:
+    assert coverage.edges(10, 4) == (0, 2, 5, 7, 10)
+    assert coverage.edges(3, 8) == (0, 1, 2, 3)
