@@ -23,7 +23,7 @@ import sparsegen
 
 HERE = Path(__file__).resolve().parent
 # Largest relative L2 difference, in any layer, that counts as equal: some roundings of the dtype.
-TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}
+TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 
 
 class Encoder:
@@ -63,7 +63,7 @@ class Encoder:
         import torch
 
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:tokens]
-        if not ids:
+        if not ids or (tokens is not None and tokens < 1):
             raise sparsegen.InputError("there is no text to read")
         step = self.limit - 2
         whole = lambda part: [self.tokenizer.cls_token_id, *part, self.tokenizer.sep_token_id]
@@ -93,10 +93,8 @@ class Encoder:
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
         if self.calls != (passes * len(states[0]) * len(feed) if attend else 0):
-            raise sparsegen.ToolchainError(
-                "this version of transformers does not let BERT's attention be replaced; "
-                "pip install 'transformers>=5'"
-            )
+            reason = "transformers lets BERT's attention be replaced from version 5.0 on"
+            raise sparsegen.ToolchainError(f"{reason}; this one called it {self.calls} times")
         hidden = torch.cat([s.flatten(1, 2) for s in states], 1).double()
         pooled = torch.cat([s[-1].double().mean(1) for s in states])  # as the model was trained
         return hidden, torch.nn.functional.normalize(pooled, dim=-1), seconds
@@ -112,19 +110,19 @@ class Encoder:
 
 
 def visible_share(pattern: sparsegen.Pattern, feed: list[Any]) -> float:
-    """Share of all query-key cells of these sequences that the pattern shows."""
+    """Share of the query-key cells of these sequences that the pattern shows."""
     cells = [ids.shape[0] * ids.shape[1] ** 2 for ids in feed]
     shares = [pattern.dense_mask(ids.shape[1], ids.shape[1]).float().mean().item() for ids in feed]
     return sum(c * s for c, s in zip(cells, shares)) / sum(cells)
 
 
-def compare(encoder: Encoder, feed: list[Any], attends: dict[str, Any]) -> list[dict[str, Any]]:
+def compare(encoder: Encoder, feed: list[Any], attends: list[Any]) -> list[dict[str, Any]]:
     """One row an attention, the model's own first; differences are to that one."""
     own, own_embedding, seconds = encoder.run(feed)
     rows = [{"attention": "the model's own", "visible": 1.0, "seconds": seconds}]
-    for name, attend in attends.items():
+    for attend in attends:
         hidden, embedding, seconds = encoder.run(feed, attend)
-        row = {"attention": name, "visible": visible_share(attend.pattern, feed)}
+        row = {"attention": attend.pattern.name, "visible": visible_share(attend.pattern, feed)}
         row["layers"] = ((hidden - own).norm(dim=(1, 2)) / own.norm(dim=(1, 2))).tolist()
         row["max_abs"] = (hidden[-1] - own[-1]).abs().max().item()
         row["cosine"] = (embedding * own_embedding).sum(-1).min().item()
@@ -137,51 +135,46 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     if args.backend == "triton" and not torch.cuda.is_available():
-        raise sparsegen.ToolchainError(
-            "compiled kernels need a GPU and there is none here; "
-            "--backend reference runs the dense reference on the CPU"
-        )
+        reason = "compiled kernels need a GPU and there is none here"
+        cure = "--backend reference runs the dense reference on the CPU"
+        raise sparsegen.ToolchainError(f"{reason}; {cure}")
     encoder = Encoder("cuda" if args.backend == "triton" else "cpu", args.dtype)
     tokens, feeds = encoder.feeds(args.text.read_text(encoding="utf-8"), args.tokens)
     radius = 1 << (tokens + 1).bit_length()  # further than any two tokens are apart
     wide = {"name": f"window_{radius}", "mask": {"window": {"radius": radius}}}
     problem = sparsegen.Problem(head_dim=32, heads=12, dtype=args.dtype, lengths=[512, tokens + 2])
-    attends = {
-        pattern.name: sparsegen.compile(pattern, problem, backend=args.backend)
-        for pattern in (
-            sparsegen.Pattern.from_dict(wide),
-            sparsegen.Pattern.from_yaml(args.pattern),
-        )
-    }
+    patterns = [sparsegen.Pattern.from_dict(wide), sparsegen.Pattern.from_yaml(args.pattern)]
+    attends = [sparsegen.compile(p, problem, backend=args.backend) for p in patterns]
     runs = {name: compare(encoder, feed, attends) for name, feed in feeds.items()}
-    worst = max(max(rows[1]["layers"]) for rows in runs.values())
+    limit = TOLERANCE[args.dtype]
+    exact = all(difference <= limit for rows in runs.values() for difference in rows[1]["layers"])
+    device = torch.cuda.get_device_name() if args.backend == "triton" else "the CPU"
     found = {"text": args.text.name, "tokens": tokens, "dtype": args.dtype, "backend": args.backend}
-    found["device"] = torch.cuda.get_device_name() if args.backend == "triton" else "CPU"
-    found["torch"] = torch.__version__
-    return found | {"exact": worst <= TOLERANCE[args.dtype], "runs": runs}
+    found |= {"device": device, "torch": torch.__version__, "tolerance": limit, "exact": exact}
+    return found | {"runs": runs}
 
 
 def table(found: dict[str, Any]) -> str:
     """One line a run; ``difference`` is relative L2, of the hidden states after three of the layers."""
     lines = [
-        "{text}, {tokens:,} tokens, all-MiniLM-L6-v2 in {dtype}; "
-        "backend {backend}, {device}, torch {torch}\n".format(**found),
-        f"{'difference: layer 1':>56}{'layer 3':>10}{'layer 6':>10}{'max abs':>10}{'cosine':>9}{'time':>10}",
+        "{text}, {tokens:,} tokens; all-MiniLM-L6-v2 in {dtype}".format(**found),
+        "backend {backend} on {device}, torch {torch}\n".format(**found),
+        f"{'visible':>31}{'difference: layer 1':>21}{'layer 3':>10}{'layer 6':>10}"
+        f"{'max abs':>10}{'cosine':>9}{'time':>11}",
     ]
     for feed, rows in found["runs"].items():
         lines.append(feed)
         for row in rows:
-            line = f"  {row['attention']:24}{row['visible']:8.1%} visible"
+            line = f"  {row['attention']:22}{row['visible']:7.1%}{'':11}"
             if "layers" in row:
-                line += "".join(f"{row['layers'][i]:{14 if i == 0 else 10}.1e}" for i in (0, 2, 5))
+                line += "".join(f"{row['layers'][i]:10.1e}" for i in (0, 2, 5))
                 line += f"{row['max_abs']:10.1e}{row['cosine']:9.4f}"
-            lines.append(f"{line:85}{row['seconds'] * 1e3:7.0f} ms")
-    equal = "equals" if found["exact"] else "does NOT equal"
-    limit = TOLERANCE[found["dtype"]]
-    lines.append(
-        f"\nThe wide window {equal} the model's own attention to {limit:.0e} in all layers."
+            lines.append(f"{line:91}{row['seconds'] * 1e3:8.1f} ms")
+    equals = "equals" if found["exact"] else "DOES NOT EQUAL"
+    end = (
+        f"The wide window {equals} the model's own attention, to {found['tolerance']:.0e} a layer."
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", end])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -191,12 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32")
     parser.add_argument("--text", type=Path, default=HERE.parent / "LICENSE", help="a text file")
     parser.add_argument("--tokens", type=int, help="read only so many tokens of it")
-    parser.add_argument("--pattern", type=Path, default=HERE / "window_64_cls.yaml", help="sparse")
+    parser.add_argument("--pattern", default=HERE / "window_64_cls.yaml", help="the sparse one")
     parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
     args = parser.parse_args(arguments)
     try:
         found = examine(args)
-    except (sparsegen.SparsegenError, OSError) as error:
+    except (sparsegen.SparsegenError, OSError, UnicodeDecodeError) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(found, indent=1) if args.json else table(found))

@@ -28,7 +28,12 @@ def compile(
     gpu: Annotated[
         str | None, typer.Option(help="GPU type, e.g. h200; default: the one here.")
     ] = None,
-    tune: Annotated[Level, typer.Option(help="Measure here: not, two minutes, --budget.")] = "off",
+    tune: Annotated[
+        Level | None,
+        typer.Option(
+            help="Measure: not, two minutes, --budget. Default: quick here, off for a GPU elsewhere."
+        ),
+    ] = None,
     budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
     jobs: Jobs = None,
     as_json: Json = False,

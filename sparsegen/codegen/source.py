@@ -28,6 +28,7 @@ class KernelSource:
     tables: tuple[Table, ...]
     position_limit: int
     max_position: int | None
+    min_position: int | None
 
     @property
     def digest(self) -> str:
@@ -53,6 +54,7 @@ def render(
         tables=plan.tables,
         position_limit=schedule.position_limit,
         max_position=schedule.max_position,
+        min_position=schedule.min_position,
     )
 
 

@@ -16,6 +16,7 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import ToolchainError
 from sparsegen.launch import signature as sig
+from sparsegen.launch.sass import listing_of, unset_registers
 from sparsegen.spec.gpu import Gpu
 
 MODULE = "kernel.py"  # name of the rendered module beside its binaries
@@ -74,9 +75,10 @@ def compile_kernel(
                 files.append(name)
     (directory / MODULE).unlink()
     shared = int(compiled.metadata.shared)
-    registers, spills = (
-        _resources(directory, source.entry) if gpu.backend == "cuda" else (None, None)
-    )
+    registers, spills = None, None
+    if gpu.backend == "cuda":
+        registers, spills = _resources(directory, source.entry)
+        _refuse_broken(directory, source.entry, f"{source.entry} ({variant}, {config}) for {gpu.name}")
     return Binary(variant, source.entry, directory, tuple(sorted(files)), registers, spills, shared)
 
 
@@ -108,11 +110,27 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: " + (" / ".join(lines[-3:]) if lines else "no message")
 
 
-def _resources(directory: Path, entry: str) -> tuple[int | None, int | None]:
-    """Registers and spilled bytes per thread, read from the cubin with the cuobjdump that Triton ships."""
+def _tool(name: str) -> Path:
+    """A tool of NVIDIA's that Triton ships; the path may not exist."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+
+
+def _refuse_broken(directory: Path, entry: str, what: str) -> None:
+    """CompileError for machine code that reads a register nothing set (``launch.sass``)."""
+    unset = unset_registers(listing_of(directory / f"{entry}.cubin", _tool("nvdisasm")))
+    if unset:
+        register, instruction = unset[0]
+        raise CompileError(
+            f"{what}: a fault of ptxas: UR{register} is read by '{instruction}' and never set; "
+            "another configuration or a newer Triton avoids it"
+        )
+
+
+def _resources(directory: Path, entry: str) -> tuple[int | None, int | None]:
+    """Registers and spilled bytes per thread, read from the cubin with the cuobjdump that Triton ships."""
+    tool = _tool("cuobjdump")
     if not tool.exists():
         return None, None
     run = subprocess.run(

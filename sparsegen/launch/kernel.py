@@ -80,10 +80,9 @@ class Kernel:
     ):
         """``module``: the rendered text on disk; ``directories``: variant → folder with Triton's files."""
         self.source, self.config = source, config
-        self._module, self._directories = Path(module), {v: Path(d) for v, d in directories.items()}
+        self._module = Path(module)
+        self._directories = {v: Path(d) for v, d in directories.items()}
         self._loaded: dict[tuple[str, int], _Loaded] = {}
-        self._layouts: dict[Any, tuple[str, tuple[Any, ...], int]] = {}
-        self.tma = bool(config["TMA"])
 
     def __call__(
         self,
@@ -100,96 +99,102 @@ class Kernel:
         q [B, H, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], out [B, H, Sq, Dv], lse [B, H, Sq] float32.
         ``variant`` asks for one by name; it raises ``UnsupportedError`` if its guard does not hold.
         """
-        import torch
+        return self.prepare(q, k, v, out, call)(q, k, v, out, lse, variant)
 
-        key = (
-            q.shape,
-            q.stride(),
-            k.shape,
-            k.stride(),
-            v.stride(),
-            out.stride(),
-            call.kv_lengths is None,
-        )
-        pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
-        prepared = self._layouts.get(key)
-        if prepared is None:
-            prepared = self._layouts[key] = self._layout(q, k, v, out, call)
-        best, numbers, batch_heads = prepared
-        if best == sig.FAST and (
-            (pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[4]) % sig.ALIGNMENT
-            or last_position(q.shape[2], k.shape[2], call) > self.source.position_limit
-        ):
-            best = sig.GENERAL
-        if variant == sig.GENERAL:
-            best = sig.GENERAL
-        elif variant is not None and variant != best:
-            raise UnsupportedError(
-                f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
-            )
-        loaded = self._loaded.get((best, q.device.index))
-        if loaded is None:
-            loaded = self._load(best, q.device.index)
-        use_tma = self.tma and best == sig.FAST
-        args = _pack(
-            self.source, q, k, v, pointers, numbers, call, use_tma, self.config, loaded.nothing
-        )
-        programs = -(-q.shape[2] // loaded.block_m) * batch_heads
-        grid = min(programs, loaded.resident) if loaded.persistent else programs
-        if grid:
-            stream = torch.cuda.current_stream(q.device).cuda_stream
-            loaded.launch(
-                grid,
-                1,
-                1,
-                stream,
-                loaded.function,
-                loaded.metadata,
-                None,
-                None,
-                None,
-                *args,
-                *loaded.rest,
-            )
-        return best
+    def prepare(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, call: Call
+    ) -> Launch:
+        """Everything about a launch but the addresses: good for all tensors of these shapes and strides."""
+        return Launch(self, q, k, v, out, call)
 
-    def _layout(
-        self, q: Any, k: Any, v: Any, out: Any, call: Call
-    ) -> tuple[str, tuple[Any, ...], int]:
+    def loaded(self, variant: str, device: int) -> _Loaded:
+        """The binary of a variant on a device, loaded on first use."""
+        found = self._loaded.get((variant, device))
+        if found is None:
+            folder = self._directories[variant]
+            found = _Loaded(self.source, self.config, variant, self._module, folder, device)
+            self._loaded[variant, device] = found
+        return found
+
+
+class Launch:
+    """One kernel for one layout of tensors and one set of run-time arguments.
+
+    Made once and called often: a call takes addresses, checks their alignment, and launches.
+    """
+
+    def __init__(self, kernel: Kernel, q: Any, k: Any, v: Any, out: Any, call: Call):
+        self._kernel, self._call = kernel, call  # ``call`` keeps its tensors alive
+        self._device = q.device.index
         strides = [_strides(t) for t in (q, k, v, out)]
-        fast = all(
-            s % sig.STRIDE_MULTIPLE == 0 and s < STRIDE_LIMIT for per in strides for s in per[2:]
+        batch, heads, self._q_rows, _ = q.shape
+        self._programs = batch * heads
+        tma = bool(kernel.config["TMA"])
+        self._fast = _fits_fast(strides, k.shape[2], call, tma) and (
+            last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
-        fast = fast and all(
-            s % sig.STRIDE_MULTIPLE == 0 and s < 1 << 31 for per in strides for s in per[:2]
-        )
-        if self.tma:
-            fast = (
-                fast
-                and k.shape[2] > 0
-                and call.kv_lengths is None
-                and all(s > 0 for per in strides[1:3] for s in per)
-            )
-        b, h, q_rows, _ = q.shape
-        numbers = (
-            *(s for per in strides for s in per),
-            h,
-            h // k.shape[1],
-            b * h,
-            q_rows,
-            k.shape[2],
-        )
-        return (sig.FAST if fast else sig.GENERAL), numbers, b * h
+        self._tma = tma and self._fast
+        self._boxes: tuple[_Box, ...] = ()  # made when first needed, from tensors that are aligned
+        descriptors = sum(kind.startswith("desc:") for _, kind in kernel.source.parameters)
+        self._no_descriptors = (None,) * descriptors
+        flat = [s for per in strides for s in per]
+        sizes = [heads, heads // k.shape[1], batch * heads, q.shape[2], k.shape[2]]
+        self._numbers = (flat, sizes)
+        self._parts: dict[str, tuple[_Loaded, list[Any], int]] = {}
 
-    def _load(self, variant: str, device: int) -> _Loaded:
-        import torch
+    def __call__(
+        self, q: Any, k: Any, v: Any, out: Any, lse: Any, variant: str | None = None
+    ) -> str:
+        """Launch on the current stream; see ``Kernel.__call__``."""
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
+        chosen = sig.FAST
+        if not self._fast or _any_bit(addresses) % sig.ALIGNMENT:
+            chosen = sig.GENERAL
+        if variant is not None and variant != chosen:
+            if variant != sig.GENERAL:
+                raise UnsupportedError(
+                    f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
+                )
+            chosen = sig.GENERAL
+        loaded, rest, programs = self._parts.get(chosen) or self._part(chosen)
+        if not programs:
+            return chosen
+        descriptors: Any = self._no_descriptors
+        if self._tma and chosen == sig.FAST:
+            self._boxes = self._boxes or _boxes(self._kernel, k, v)
+            descriptors = [box.around(k if box.of_keys else v) for box in self._boxes]
+        loaded.run(programs, (*addresses, *descriptors, *rest))
+        return chosen
 
-        with torch.cuda.device(device):
-            loaded = _Loaded(
-                self.source, self.config, variant, self._module, self._directories[variant], device
-            )
-        self._loaded[variant, device] = loaded
-        return loaded
+    def _part(self, variant: str) -> tuple[_Loaded, list[Any], int]:
+        """What does not change between calls: the binary, the arguments after the descriptors, the grid."""
+        loaded = self._kernel.loaded(variant, self._device)
+        flat, sizes = self._numbers
+        rest = [*_pack(flat, sizes, self._call, loaded.nothing), *loaded.constants]
+        programs = -(-self._q_rows // loaded.block_m) * self._programs
+        if loaded.persistent:
+            programs = min(programs, loaded.resident)
+        self._parts[variant] = loaded, rest, programs
+        return self._parts[variant]
+
+
+class _Box:
+    """Tensor descriptors of one column chunk: Triton's object, made anew around each tensor without its checks.
+
+    The first one is made, and checked, by Triton's own constructor; the others differ in the address alone.
+    """
+
+    def __init__(self, t: Any, rows: int, width: int, of_keys: bool):
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        made = TensorDescriptor(t, list(t.shape), [*_strides(t), 1], [1, 1, rows, width])
+        self._type, self._fields = TensorDescriptor, {n: x for n, x in vars(made).items() if n != "base"}
+        self.of_keys = of_keys
+
+    def around(self, t: Any) -> Any:
+        descriptor = object.__new__(self._type)
+        descriptor.__dict__.update(self._fields, base=t)
+        return descriptor
 
 
 class _Loaded:
@@ -206,65 +211,78 @@ class _Loaded:
     ):
         import torch
         from triton.compiler import CompiledKernel
+        from triton.runtime import driver
 
         unit = ast_source(module, source, config, variant)
         files = {p.name: str(p) for p in sorted(directory.iterdir()) if p.stem == source.entry}
-        compiled = CompiledKernel(unit, files, source.digest)
-        self.launch = compiled.run  # loads the cubin and makes the launcher
-        self.function, self.metadata = compiled.function, compiled.packed_metadata
-        self.rest = (None,) * len(source.constexprs)  # constants are in the binary
-        properties = torch.cuda.get_device_properties(device)
+        with torch.cuda.device(device):
+            compiled = CompiledKernel(unit, files, source.digest)
+            self._launch = compiled.run  # loads the cubin and makes the launcher
+        self._function, self._metadata = compiled.function, compiled.packed_metadata
+        self._device, self._current = device, torch.cuda.current_device
+        self._stream = driver.active.get_current_stream
+        self.constants = (None,) * len(source.constexprs)  # they are in the binary
         chosen = sig.variant_config(config, variant)
         self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
         threads = int(chosen["num_warps"]) * 32
+        properties = torch.cuda.get_device_properties(device)
         by_registers = 65_536 // max(1, compiled.n_regs * threads)
         by_shared = properties.shared_memory_per_multiprocessor // (compiled.metadata.shared + 1024)
         self.resident = properties.multi_processor_count * max(1, min(by_registers, by_shared))
         self.nothing = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
 
+    def run(self, programs: int, args: tuple[Any, ...]) -> None:
+        """Launch on the current stream of the binary's device, whichever device is current."""
+        if self._current() != self._device:
+            import torch
+
+            with torch.cuda.device(self._device):
+                return self.run(programs, args)
+        stream = self._stream(self._device)
+        self._launch(programs, 1, 1, stream, self._function, self._metadata, None, None, None, *args)
+
+
+def _any_bit(addresses: tuple[int, ...]) -> int:
+    a, b, c, d, e = addresses
+    return a | b | c | d | e
+
+
+def _fits_fast(strides: list[tuple[int, int, int]], kv_rows: int, call: Call, tma: bool) -> bool:
+    """The part of the fast variant's guard that the layout decides (``VARIANT_GUARDS``)."""
+    if any(s % sig.STRIDE_MULTIPLE for per in strides for s in per):
+        return False
+    if any(row >= STRIDE_LIMIT or max(batch, head) >= 1 << 31 for batch, head, row in strides):
+        return False
+    if tma:
+        return kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
+    return True
+
+
+def _boxes(kernel: Kernel, k: Any, v: Any) -> tuple[_Box, ...]:
+    rows = int(kernel.config["BLOCK_N"])
+    return tuple(
+        _Box(k if name[0] == "K" else v, rows, int(kind[5:]), name[0] == "K")
+        for name, kind in kernel.source.parameters
+        if kind.startswith("desc:")
+    )
+
 
 def _strides(t: Any) -> tuple[int, int, int]:
     """Strides of batch, head and row.  One entry's stride is free: give it a multiple that suits every guard."""
-    row = (
-        t.stride(2)
-        if t.shape[2] > 1
-        else max(sig.STRIDE_MULTIPLE, -(-t.shape[3] // sig.STRIDE_MULTIPLE) * sig.STRIDE_MULTIPLE)
-    )
-    return tuple(t.stride(i) if t.shape[i] > 1 else row for i in (0, 1)) + (row,)
+    multiple = sig.STRIDE_MULTIPLE
+    row = t.stride(2) if t.shape[2] > 1 else max(multiple, -(-t.shape[3] // multiple) * multiple)
+    batch, head = (t.stride(i) if t.shape[i] > 1 else row for i in (0, 1))
+    return batch, head, row
 
 
-def _pack(
-    source: KernelSource,
-    q: Any,
-    k: Any,
-    v: Any,
-    pointers: tuple[Any, ...],
-    numbers: tuple[Any, ...],
-    call: Call,
-    tma: bool,
-    config: LaunchConfig,
-    nothing: Any,
-) -> list[Any]:
-    """Arguments in the order of ``codegen.plan._parameters``."""
-    descriptors: list[Any] = []
-    for name, kind in source.parameters:
-        if kind.startswith("desc:"):
-            descriptors.append(
-                _descriptor(k if name[0] == "K" else v, int(config["BLOCK_N"]), int(kind[5:]))
-                if tma
-                else None
-            )
-    args = [
-        *pointers,
-        *descriptors,
-        *numbers[:12],
-        nothing if call.q_lengths is None else call.q_lengths,
-        nothing if call.kv_starts is None else call.kv_starts,
-        nothing if call.kv_lengths is None else call.kv_lengths,
-        int(call.q_lengths is not None),
-        int(call.kv_starts is not None),
-        int(call.kv_lengths is not None),
-        *numbers[12:],
+def _pack(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> list[Any]:
+    """Arguments after the descriptors, in the order of ``codegen.plan``: numbers, lengths, features, tables."""
+    lengths = (call.q_lengths, call.kv_starts, call.kv_lengths)
+    args: list[Any] = [
+        *strides,
+        *(nothing if t is None else t for t in lengths),
+        *(int(t is not None) for t in lengths),
+        *sizes,
         call.q_start,
         call.k_start,
         call.relative,
@@ -283,12 +301,6 @@ def _pack(
     return args
 
 
-def _descriptor(t: Any, rows: int, width: int) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(t, list(t.shape), [*_strides(t), 1], [1, 1, rows, width])
-
-
 class Interpreted:
     """The rendered kernel on CPU tensors, through Triton's interpreter (TRITON_INTERPRET=1).  For tests."""
 
@@ -301,37 +313,22 @@ class Interpreted:
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, call: Call, variant: str = sig.FAST
     ) -> str:
+        """As ``Kernel.__call__``, without guards: the variant asked for is what runs."""
         import torch
 
         if type(self._function).__name__ != "InterpretedFunction":
             raise InputError("set TRITON_INTERPRET=1 before triton is imported")
-        strides = [_strides(t) for t in (q, k, v, out)]
-        b, h, q_rows, _ = q.shape
-        numbers = (
-            *(s for per in strides for s in per),
-            h,
-            h // k.shape[1],
-            b * h,
-            q_rows,
-            k.shape[2],
-        )
-        nothing = torch.zeros(1, dtype=torch.int32)
         constants = sig.constants(self.source, self.config, variant)
-        args = _pack(
-            self.source,
-            q,
-            k,
-            v,
-            (q, k, v, out, lse),
-            numbers,
-            call,
-            bool(constants["TMA"]),
-            self.config,
-            nothing,
-        )
-        constants = {n: c for n, c in constants.items() if not n.endswith(("DESC0", "DESC1"))}
-        programs = -(-q_rows // constants["BLOCK_M"]) * b * h
+        batch, heads, q_rows, _ = q.shape
+        strides = [s for t in (q, k, v, out) for s in _strides(t)]
+        sizes = [heads, heads // k.shape[1], batch * heads, q_rows, k.shape[2]]
+        given = dict(zip((n for n, _ in self.source.parameters), (q, k, v, out, lse)))
+        given |= {n: None for n, kind in self.source.parameters if kind.startswith("desc:")}
+        rest = [n for n, _ in self.source.parameters if n not in given]
+        packed = _pack(strides, sizes, call, torch.zeros(1, dtype=torch.int32))
+        given |= dict(zip(rest, packed, strict=True))
+        programs = -(-q_rows // constants["BLOCK_M"]) * batch * heads
         if programs:
             grid = min(programs, 3) if constants["PERSISTENT"] else programs
-            self._function[(grid,)](*args, **constants)
+            self._function[(grid,)](**(given | constants))
         return variant

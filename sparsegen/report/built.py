@@ -66,18 +66,24 @@ class Built:
         return "\n".join(lines)
 
 
+def default_level(*, here: bool) -> str:
+    """Tuning level where none is named: a GPU that is here is measured, one that is not cannot be."""
+    return "quick" if here else "off"
+
+
 def build(
     pattern: str,
     *,
     gpu: str | None = None,
-    tune: str = "off",
+    tune: str | None = None,
     budget_s: float = 900.0,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> Built:
     """Build ``pattern`` (a file or a shipped name) for the problem it states, or take it from the cache.
 
-    ``gpu``: a name or alias; ``None`` for the one here.  ``tune``: ``off``, ``quick`` or ``full`` (``budget_s`` seconds).
+    ``gpu``: a name or alias; ``None`` for the one here.  ``tune``: ``off``, ``quick`` or ``full`` (``budget_s`` seconds);
+    ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.
     Errors are those of ``artifact.build.ensure``.
     """
     spec = Pattern.from_yaml(pattern)
@@ -85,5 +91,6 @@ def build(
     wanted = ask(spec, None, None if gpu is None else find_gpu(gpu)).gpu
     here = found is not None and found.name == wanted.name
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
-    artifact = ensure(spec, None, wanted, tune=tune, builder=builder, progress=progress)
+    level = tune or default_level(here=here)
+    artifact = ensure(spec, None, wanted, tune=level, builder=builder, progress=progress)
     return Built(artifact, here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def compile(
     pattern: Pattern | str | Path,
     problem: Problem | None = None,
     *,
-    tune: str = "off",
+    tune: str = "quick",
     backend: str = "triton",
     budget_s: float = 900.0,
     jobs: int | None = None,
@@ -37,9 +38,9 @@ def compile(
     Args:
         pattern: a ``Pattern``, a file, or the name of a shipped pattern.
         problem: dims, dtype and lengths; default: the pattern's own.
-        tune: ``off`` takes the best configuration on record (tuned/ for this GPU, the same architecture, the
-            template's default: the artifact says which), ``quick`` measures for about two minutes, ``full`` for
-            ``budget_s`` seconds.
+        tune: ``quick`` measures on this GPU for about two minutes a problem, once: what was tuned is kept.  ``off``
+            takes the best configuration on record (tuned/ for this GPU, the same architecture, the template's
+            default: the artifact says which).  ``full`` measures for ``budget_s`` seconds.
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
@@ -56,7 +57,13 @@ def compile(
 
     def build(wanted: Problem) -> Kernel:
         artifact = artifacts.ensure(
-            found, wanted, request.gpu, tune=tune, store=store, builder=builder
+            found,
+            wanted,
+            request.gpu,
+            tune=tune,
+            store=store,
+            builder=builder,
+            progress=_logged(found.name),
         )
         return open_kernel(found, wanted, artifact)
 
@@ -98,6 +105,17 @@ def open_kernel(pattern: Pattern, problem: Problem, artifact: Artifact) -> Kerne
     decision = artifact.manifest.decision
     directories = {v.name: artifact.path / v.name for v in decision.variants}
     return Kernel(source, decision.config, artifact.path / SOURCE, directories)
+
+
+def _logged(name: str) -> artifacts.Progress:
+    """Progress of a tuning as log records.  The first is a warning: nobody should wait two minutes without a word."""
+    levels = itertools.chain([logging.WARNING], itertools.repeat(logging.INFO))
+
+    def tell(done: int, total: int, message: str) -> None:
+        note = "; tune='off' takes the configuration on record" if not done else ""
+        log.log(next(levels), "tuning %s: %d of %d, %s%s", name, done, total, message, note)
+
+    return tell
 
 
 def _pattern(pattern: Any) -> Pattern:

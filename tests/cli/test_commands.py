@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 import sparsegen
 from sparsegen.cli import app
 from sparsegen.cli.output import age, as_tile, lengths, progress, size, table
+from sparsegen.report import built as built_module
+from sparsegen.spec.gpu import find_gpu
 
 ROOT = Path(__file__).parents[2]
 CLI = ROOT / "sparsegen" / "cli"
@@ -239,6 +241,30 @@ def test_compile_refuses_run_time_nodes_by_place(tmp_path: Path) -> None:
     done = sparsegen_("compile", "packed_documents", "--gpu", "h200")
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("UnsupportedError: ")
     assert "documents" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("here", "asked", "level"),
+    [("h200", None, "quick"), ("a100", None, "off"), (None, None, "off"), ("h200", "off", "off")],
+)
+def test_compile_tunes_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, here: str | None, asked: str | None, level: str
+) -> None:
+    """A GPU that is here is measured unless told not to; for one that is not here nothing can be."""
+    levels: list[str] = []
+
+    class Asked(Exception):
+        pass
+
+    def ensure(*_: object, tune: str, **__: object) -> None:
+        levels.append(tune)
+        raise Asked
+
+    monkeypatch.setattr(built_module, "current_gpu", lambda: here and find_gpu(here))
+    monkeypatch.setattr(built_module, "ensure", ensure)
+    with pytest.raises(Asked):
+        built_module.build("causal", gpu="h200", tune=asked)
+    assert levels == [level]
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")

@@ -103,6 +103,40 @@ def test_examples_of_the_language_are_valid(text: str) -> None:
     Pattern.from_yaml_text(text)
 
 
+def test_worked_example_of_schedules() -> None:
+    """The numbers of docs/schedule.md, from the schedule itself."""
+    from sparsegen import Pattern
+    from sparsegen.schedule.build import build
+    from sparsegen.schedule.tiles import query_tiles, visit
+
+    page = ROOT / "docs" / "schedule.md"
+    (text,) = blocks(page, "yaml")
+    (head_class,) = build(Pattern.from_yaml_text(text)).classes
+    sinks, band = head_class.sweeps[0].segments
+    env = query_tiles(256, 64, 64, 0, 320)
+    seen = visit(band, env, 64)
+    assert {n: int(t[0]) for n, t in seen.tiles(64).items()} == {
+        "head": 1,
+        "full": 3,
+        "tail": 1,
+        "whole": 0,
+    }
+    assert (seen.first[0], seen.body_first[0], seen.last[0]) == (1, 65, 319)
+    few = visit(sinks, env, 64)
+    assert (few.first[0], few.last[0], few.tiles(64)["whole"][0]) == (0, 3, 1)
+    written = page.read_text(encoding="utf-8")
+    for form in (band.row_lo, band.row_hi, sinks.row_lo, sinks.row_hi):
+        assert f"`{form}`" in written
+    listed = re.findall(r"^\| `((?:head|full|tail|whole)(?:, [^`]*)?)` \|", written, re.M)
+    assert listed == [
+        "whole",
+        "full, tail",
+        "full, tail, whole",
+        "head, full, tail",
+        "head, full, tail, whole",
+    ]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))

@@ -161,9 +161,13 @@ def test_what_is_not_compiled_names_its_line(node: str, cache: Path) -> None:
 
 def test_the_line_of_a_rule_and_of_a_dict() -> None:
     rules = "heads:\n- heads: [0]\n  mask: causal\n- heads: rest\n  mask: {any_of: [causal, documents]}\n"
-    with pytest.raises(UnsupportedError, match=r"^r.yaml:5:27: heads\[1\].mask.any_of\[1\]: documents"):
+    with pytest.raises(
+        UnsupportedError, match=r"^r.yaml:5:27: heads\[1\].mask.any_of\[1\]: documents"
+    ):
         build(Pattern.from_yaml_text(rules, file="r.yaml"))
-    with pytest.raises(UnsupportedError, match="^mask.not: key_padding is decided by run-time data"):
+    with pytest.raises(
+        UnsupportedError, match="^mask.not: key_padding is decided by run-time data"
+    ):
         build(Pattern.from_dict({"mask": {"not": "key_padding"}}))
 
 
@@ -180,7 +184,9 @@ def test_a_pattern_renders_or_is_refused_by_the_node_that_needs_data(seed: int) 
     needing = [(path, node) for path, node in pattern.nodes() if node.decided_by_data]
     if needing:
         path, node = needing[0]
-        with pytest.raises(UnsupportedError, match=f"^{re.escape(path)}: {node.keyword} is decided"):
+        with pytest.raises(
+            UnsupportedError, match=f"^{re.escape(path)}: {node.keyword} is decided"
+        ):
             build(pattern)
     else:
         assert "def attend_forward" in render(pattern, build(pattern), Problem(head_dim=16)).text

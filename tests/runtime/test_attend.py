@@ -29,10 +29,13 @@ class StandIn:
         self.source = SimpleNamespace(max_position=most, min_position=least, tables=tables)
         self.calls: list[tuple[Call, str | None]] = []
 
-    def __call__(self, q, k, v, out, lse, call: Call, variant: str | None) -> None:
-        assert out.shape == (*q.shape[:3], v.shape[3]) and lse.shape == q.shape[:3]
-        assert out.dtype == q.dtype and lse.dtype == torch.float32
-        self.calls.append((call, variant))
+    def prepare(self, q, k, v, out, call: Call) -> Any:
+        def launch(q, k, v, out, lse, variant: str | None = None) -> None:
+            assert out.shape == (*q.shape[:3], v.shape[3]) and lse.shape == q.shape[:3]
+            assert out.dtype == q.dtype and lse.dtype == torch.float32
+            self.calls.append((call, variant))
+
+        return launch
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +173,9 @@ def test_unknown_and_missing_keywords_are_type_errors() -> None:
     attend, _ = attend_of()
     with pytest.raises(TypeError, match="unexpected keyword argument 'cu_seqlens'"):
         attend(**qkv(), cu_seqlens=[0, 8])
-    with pytest.raises(TypeError, match=r"^pattern 'p' takes no 'sink_logits': its file does not ask for it$"):
+    with pytest.raises(
+        TypeError, match=r"^pattern 'p' takes no 'sink_logits': its file does not ask for it$"
+    ):
         attend(**qkv(), sink_logits=tensor(4, dtype=torch.float32))
     for name, wanted in EVERYTHING.items():
         keyword = "alibi_slopes" if name == "alibi" else name
@@ -268,7 +273,9 @@ def test_keywords_that_do_not_fit(given: dict, message: str) -> None:
 def test_more_keys_than_a_grid_has_cells() -> None:
     attend, _ = attend_of({"axial": {"shape": [4, 2]}})
     attend(**qkv())
-    with pytest.raises(InputError, match=r"^p: mask.axial.shape has 8 cells, too few for kv_len 9$"):
+    with pytest.raises(
+        InputError, match=r"^p: mask.axial.shape has 8 cells, too few for kv_len 9$"
+    ):
         attend(**qkv(8, 9))
     with pytest.raises(InputError, match="too few for kv_len 8 from k_start 1"):
         attend(**qkv(), k_start=1)
@@ -348,7 +355,7 @@ def test_random_blocks_and_lengths_per_entry_do_not_go_together() -> None:
 def test_memory_of_checked_layouts_is_bounded() -> None:
     attend, _ = attend_of()
     found = attend._check(*qkv().values())
-    attend._checked = {n: found for n in range(LAYOUTS_KEPT)}
+    attend._checked = dict.fromkeys(range(LAYOUTS_KEPT), found)
     attend(**qkv())
     assert len(attend._checked) == 1
 
