@@ -39,7 +39,12 @@ from sparsegen.tune.winners import current_versions
 
 
 def sinks(window: int, tokens: int) -> dict[str, Any]:
-    return {"all_of": ["causal", {"any_of": [{"window": {"size": window}}, {"sink": {"tokens": tokens}}]}]}
+    return {
+        "all_of": [
+            "causal",
+            {"any_of": [{"window": {"size": window}}, {"sink": {"tokens": tokens}}]},
+        ]
+    }
 
 
 CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
@@ -96,19 +101,27 @@ class Made:
 
     def tensors(self, q_len: int, kv_len: int) -> tuple[Any, Any, Any]:
         p = self.problem
-        shapes = (p.heads, q_len, p.head_dim), (p.kv_heads, kv_len, p.head_dim), (p.kv_heads, kv_len, p.value_dim)
+        shapes = (
+            (p.heads, q_len, p.head_dim),
+            (p.kv_heads, kv_len, p.head_dim),
+            (p.kv_heads, kv_len, p.value_dim),
+        )
         return tuple(torch.randn(1, *s, device="cuda", dtype=torch.bfloat16) for s in shapes)  # type: ignore[return-value]
 
     def launch(self, kernel: Kernel, q: Any, k: Any, v: Any) -> Any:
         out = torch.empty((*q.shape[:3], v.shape[3]), device="cuda", dtype=q.dtype)
         lse = torch.empty(q.shape[:3], device="cuda")
         first = k.shape[2] - q.shape[2]
-        tables = [random_table(t, first, q.shape[2], k.shape[2], "cuda") for t in self.source.tables]
+        tables = [
+            random_table(t, first, q.shape[2], k.shape[2], "cuda") for t in self.source.tables
+        ]
         kernel(q, k, v, out, lse, Call(scale=self.problem.head_dim**-0.5, tables=tables), "fast")
         return out, lse
 
 
-def fastest(made: Made, outcomes: list[Any], gpu: Any, clock: CudaClock, inputs: Any) -> tuple[Kernel, str]:
+def fastest(
+    made: Made, outcomes: list[Any], gpu: Any, clock: CudaClock, inputs: Any
+) -> tuple[Kernel, str]:
     """The fastest configuration that is right."""
     small = made.tensors(700, 933)
     from sparsegen.spec.reference import reference
@@ -129,7 +142,10 @@ def fastest(made: Made, outcomes: list[Any], gpu: Any, clock: CudaClock, inputs:
             print(f"    WRONG {outcome.job.config}: {verdict.reason}", flush=True)
             continue
         us = statistics.median(clock.times_us(lambda k=kernel: made.launch(k, *inputs), 3, 10))  # type: ignore[misc]
-        print(f"    {us:8.1f} us {made.flop / us / 1e6:4.0f} TF/s  {b.registers} registers  {outcome.job.config}", flush=True)
+        print(
+            f"    {us:8.1f} us {made.flop / us / 1e6:4.0f} TF/s  {b.registers} registers  {outcome.job.config}",
+            flush=True,
+        )
         if best is None or us < best[0]:
             best = us, kernel, str(outcome.job.config)
     assert best is not None, f"{made.name}: no configuration works"
@@ -143,7 +159,9 @@ def host_times(clock: CudaClock) -> dict[str, float]:
     pattern = Pattern.from_dict({"name": "tiny", "mask": "causal"})
     attend = sparsegen.compile(pattern, Problem(head_dim=64, heads=2), tune="off")
     q, k, v = (torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    launches = {"sparsegen": lambda: attend(q, k, v)} | {"flex": peers.flex(pattern, q, k, v)["flex"]}
+    launches = {"sparsegen": lambda: attend(q, k, v)} | {
+        "flex": peers.flex(pattern, q, k, v)["flex"]
+    }
     times: dict[str, list[float]] = {n: [] for n in launches}
     for launch in launches.values():
         for _ in range(50):
@@ -160,7 +178,9 @@ def host_times(clock: CudaClock) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--out", default="forward.json")
     parser.add_argument("--keep", action="store_true")
@@ -186,7 +206,10 @@ def main() -> None:
         print("host time of a call, us:", results["host_us"], flush=True)
     for made in cases:
         inputs = made.tensors(made.length, made.length)
-        print(f"== {made.name}: {made.cells / made.length**2:.4f} of the cells are visible", flush=True)
+        print(
+            f"== {made.name}: {made.cells / made.length**2:.4f} of the cells are visible",
+            flush=True,
+        )
         mine = [o for o, n in zip(outcomes, owner) if n == made.name]
         kernel, config = fastest(made, mine, gpu, clock, inputs)
         launches = {"sparsegen": lambda k=kernel, m=made, x=inputs: m.launch(k, *x)}
@@ -198,7 +221,11 @@ def main() -> None:
         for _ in range(PUBLISHED.rounds):
             for name, launch in launches.items():
                 time.sleep(PUBLISHED.idle_s)
-                times[name].append(statistics.median(clock.times_us(launch, PUBLISHED.warm_up_ms, PUBLISHED.measured_ms)))
+                times[name].append(
+                    statistics.median(
+                        clock.times_us(launch, PUBLISHED.warm_up_ms, PUBLISHED.measured_ms)
+                    )
+                )
         own = statistics.median(times["sparsegen"])
         row: dict[str, Any] = {"config": config, "cells": made.cells, "peers": {}}
         for name, t in times.items():
@@ -209,8 +236,18 @@ def main() -> None:
                 other = launches[name]()
                 error = ((out.float() - other.float()).norm() / other.float().norm()).item()
             mask_ms = getattr(launches[name], "mask_ms", 0.0)
-            row["peers"][name] = {"us": us, "spread_us": spread, "tflops": made.flop / us / 1e6, "ratio": us / own, "difference": error, "mask_ms": mask_ms}
-            print(f"  {name:18s} {us:9.1f} us ±{spread:6.1f} {made.flop / us / 1e6:5.0f} TF/s  x{us / own:.3f}  differs {error:.1e}  mask {mask_ms:.1f} ms", flush=True)
+            row["peers"][name] = {
+                "us": us,
+                "spread_us": spread,
+                "tflops": made.flop / us / 1e6,
+                "ratio": us / own,
+                "difference": error,
+                "mask_ms": mask_ms,
+            }
+            print(
+                f"  {name:18s} {us:9.1f} us ±{spread:6.1f} {made.flop / us / 1e6:5.0f} TF/s  x{us / own:.3f}  differs {error:.1e}  mask {mask_ms:.1f} ms",
+                flush=True,
+            )
         results[made.name] = row
         Path(options.out).write_text(json.dumps(results, indent=1))
         if options.keep:
@@ -218,14 +255,25 @@ def main() -> None:
     Path(options.out).write_text(json.dumps(results, indent=1))
 
 
-def _lines(made: Made, gpu: Any, row: dict[str, Any], results: dict[str, Any]) -> list[history.Entry]:
+def _lines(
+    made: Made, gpu: Any, row: dict[str, Any], results: dict[str, Any]
+) -> list[history.Entry]:
     p, own, v = made.problem, row["peers"]["sparsegen"], results["versions"]
     problem = f"B1 H{p.heads}:{p.kv_heads} D{p.head_dim}:{p.value_dim} {p.dtype} {made.length}x{made.length}"
     return [
         history.Entry(
-            date=results["date"], commit=v["sparsegen"], gpu=gpu.name, driver=v["driver"], torch=v["torch"],
-            triton=v["triton"], pattern=made.name, problem=problem, config=f"forward: {row['config']}",
-            median_us=round(own["us"], 3), spread_us=round(own["spread_us"], 3), baseline=name,
+            date=results["date"],
+            commit=v["sparsegen"],
+            gpu=gpu.name,
+            driver=v["driver"],
+            torch=v["torch"],
+            triton=v["triton"],
+            pattern=made.name,
+            problem=problem,
+            config=f"forward: {row['config']}",
+            median_us=round(own["us"], 3),
+            spread_us=round(own["spread_us"], 3),
+            baseline=name,
             baseline_us=round(peer["us"], 3),
         )
         for name, peer in row["peers"].items()

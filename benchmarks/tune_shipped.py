@@ -1,6 +1,6 @@
 """Tune every shipped pattern that compiles, one problem each, and keep the winners in tuned/.
 
-    python benchmarks/tune_shipped.py [--seconds 10] [--stop-after 300] [PATTERN ...]
+python benchmarks/tune_shipped.py [--seconds 10] [--stop-after 300] [PATTERN ...]
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from sparsegen.tune.winners import keep, tune_pattern
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--seconds", type=float, default=10.0, help="search time of each pattern")
-    parser.add_argument("--stop-after", type=float, default=1e9, help="start no pattern after this many seconds")
+    parser.add_argument(
+        "--stop-after", type=float, default=1e9, help="start no pattern after this many seconds"
+    )
     options = parser.parse_args()
     gpu = current_gpu()
     assert gpu is not None, "a GPU is needed"
@@ -34,7 +38,9 @@ def main() -> None:
         problem = pattern.problem or Problem()
         begin = time.time()
         try:
-            target, result = tune_pattern(pattern, problem, gpu, budget=Budget(100, options.seconds))
+            target, result = tune_pattern(
+                pattern, problem, gpu, budget=Budget(100, options.seconds)
+            )
         except UnsupportedError as error:
             print(f"{name}: {error}", flush=True)
             continue

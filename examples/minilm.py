@@ -76,10 +76,7 @@ class Encoder:
         }
 
     def run(self, feed: list[Any], attend: Any = None) -> tuple[Any, Any, float]:
-        """Hidden states [layers, tokens, 384] and unit embeddings [sequences, 384], float64; seconds.
-
-        ``attend`` None is the model's own attention.
-        """
+        """Hidden states [layers, tokens, 384], unit embeddings [sequences, 384], both float64; seconds."""
         import torch
 
         self.model.set_attn_implementation("sparsegen" if attend else "sdpa")
@@ -111,13 +108,18 @@ class Encoder:
 
 def visible_share(pattern: sparsegen.Pattern, feed: list[Any]) -> float:
     """Share of the query-key cells of these sequences that the pattern shows."""
-    cells = [ids.shape[0] * ids.shape[1] ** 2 for ids in feed]
-    shares = [pattern.dense_mask(ids.shape[1], ids.shape[1]).float().mean().item() for ids in feed]
-    return sum(c * s for c, s in zip(cells, shares)) / sum(cells)
+    import torch
+
+    def seen(n: int) -> float:  # some rows at a time: the mask of a long text is large
+        blocks = (pattern.dense_mask(n, n, rows=rows) for rows in torch.arange(n).split(1024))
+        return sum(block.double().mean(0).sum().item() for block in blocks)
+
+    cells = sum(len(ids) * ids.shape[1] ** 2 for ids in feed)
+    return sum(len(ids) * seen(ids.shape[1]) for ids in feed) / cells
 
 
 def compare(encoder: Encoder, feed: list[Any], attends: list[Any]) -> list[dict[str, Any]]:
-    """One row an attention, the model's own first; differences are to that one."""
+    """One row an attention, the model's own first; differences are to that one, ``layers`` relative L2."""
     own, own_embedding, seconds = encoder.run(feed)
     rows = [{"attention": "the model's own", "visible": 1.0, "seconds": seconds}]
     for attend in attends:
@@ -135,9 +137,8 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     if args.backend == "triton" and not torch.cuda.is_available():
-        reason = "compiled kernels need a GPU and there is none here"
         cure = "--backend reference runs the dense reference on the CPU"
-        raise sparsegen.ToolchainError(f"{reason}; {cure}")
+        raise sparsegen.ToolchainError(f"compiled kernels need a GPU, none is here; {cure}")
     encoder = Encoder("cuda" if args.backend == "triton" else "cpu", args.dtype)
     tokens, feeds = encoder.feeds(args.text.read_text(encoding="utf-8"), args.tokens)
     radius = 1 << (tokens + 1).bit_length()  # further than any two tokens are apart
@@ -155,7 +156,7 @@ def examine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """One line a run; ``difference`` is relative L2, of the hidden states after three of the layers."""
+    """One line a run; differences are of the hidden states, after three of the six layers."""
     lines = [
         "{text}, {tokens:,} tokens; all-MiniLM-L6-v2 in {dtype}".format(**found),
         "backend {backend} on {device}, torch {torch}\n".format(**found),
@@ -170,10 +171,8 @@ def table(found: dict[str, Any]) -> str:
                 line += "".join(f"{row['layers'][i]:10.1e}" for i in (0, 2, 5))
                 line += f"{row['max_abs']:10.1e}{row['cosine']:9.4f}"
             lines.append(f"{line:91}{row['seconds'] * 1e3:8.1f} ms")
-    equals = "equals" if found["exact"] else "DOES NOT EQUAL"
-    end = (
-        f"The wide window {equals} the model's own attention, to {found['tolerance']:.0e} a layer."
-    )
+    end = "equals" if found["exact"] else "DOES NOT EQUAL"
+    end = f"The wide window {end} the model's own attention, to {found['tolerance']:.0e} a layer."
     return "\n".join([*lines, "", end])
 
 

@@ -78,7 +78,9 @@ def compile_kernel(
     registers, spills = None, None
     if gpu.backend == "cuda":
         registers, spills = _resources(directory, source.entry)
-        _refuse_broken(directory, source.entry, f"{source.entry} ({variant}, {config}) for {gpu.name}")
+        _refuse_broken(
+            directory, source.entry, f"{source.entry} ({variant}, {config}) for {gpu.name}"
+        )
     return Binary(variant, source.entry, directory, tuple(sorted(files)), registers, spills, shared)
 
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     import torch
 
 STRIDE_LIMIT = 1 << 23  # elements; 128 rows of a tile then stay inside 32 bits
+_ALIGNED = "pointers on 16 bytes, strides multiples of 8 elements, those of rows below 2^23, positions within 32-bit arithmetic"
 VARIANT_GUARDS = {
-    sig.FAST: "pointers on 16 bytes, strides multiples of 8 elements below 2^23, positions within 32-bit arithmetic; "
-    "with TMA also no zero strides, at least one key and no per-batch kv_lengths",
+    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths",
+    sig.POINTERS: _ALIGNED,
     sig.GENERAL: "always",
 }
 
@@ -129,11 +130,17 @@ class Launch:
         strides = [_strides(t) for t in (q, k, v, out)]
         batch, heads, self._q_rows, _ = q.shape
         self._programs = batch * heads
-        tma = bool(kernel.config["TMA"])
-        self._fast = _fits_fast(strides, k.shape[2], call, tma) and (
+        aligned = _aligned(strides) and (
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
-        self._tma = tma and self._fast
+        self._tma = bool(kernel.config["TMA"])
+        boxes = aligned and self._tma and _describable(strides, k.shape[2], call)
+        # in the order in which they are preferred; misaligned addresses leave the last one alone
+        self._holding = tuple(
+            name
+            for name in sig.variants(kernel.source, kernel.config)
+            if name == sig.GENERAL or (aligned and (name == sig.POINTERS or boxes or not self._tma))
+        )
         self._boxes: tuple[_Box, ...] = ()  # made when first needed, from tensors that are aligned
         descriptors = sum(kind.startswith("desc:") for _, kind in kernel.source.parameters)
         self._no_descriptors = (None,) * descriptors
@@ -147,15 +154,16 @@ class Launch:
     ) -> str:
         """Launch on the current stream; see ``Kernel.__call__``."""
         addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
-        chosen = sig.FAST
-        if not self._fast or _any_bit(addresses) % sig.ALIGNMENT:
-            chosen = sig.GENERAL
-        if variant is not None and variant != chosen:
-            if variant != sig.GENERAL:
+        holding = self._holding
+        if _any_bit(addresses) % sig.ALIGNMENT:
+            holding = holding[-1:]
+        chosen = holding[0]
+        if variant is not None:
+            if variant not in holding:
                 raise UnsupportedError(
                     f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
                 )
-            chosen = sig.GENERAL
+            chosen = variant
         loaded, rest, programs = self._parts.get(chosen) or self._part(chosen)
         if not programs:
             return chosen
@@ -188,7 +196,10 @@ class _Box:
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         made = TensorDescriptor(t, list(t.shape), [*_strides(t), 1], [1, 1, rows, width])
-        self._type, self._fields = TensorDescriptor, {n: x for n, x in vars(made).items() if n != "base"}
+        self._type, self._fields = (
+            TensorDescriptor,
+            {n: x for n, x in vars(made).items() if n != "base"},
+        )
         self.of_keys = of_keys
 
     def around(self, t: Any) -> Any:
@@ -239,7 +250,9 @@ class _Loaded:
             with torch.cuda.device(self._device):
                 return self.run(programs, args)
         stream = self._stream(self._device)
-        self._launch(programs, 1, 1, stream, self._function, self._metadata, None, None, None, *args)
+        self._launch(
+            programs, 1, 1, stream, self._function, self._metadata, None, None, None, *args
+        )
 
 
 def _any_bit(addresses: tuple[int, ...]) -> int:
@@ -247,15 +260,18 @@ def _any_bit(addresses: tuple[int, ...]) -> int:
     return a | b | c | d | e
 
 
-def _fits_fast(strides: list[tuple[int, int, int]], kv_rows: int, call: Call, tma: bool) -> bool:
-    """The part of the fast variant's guard that the layout decides (``VARIANT_GUARDS``)."""
+def _aligned(strides: list[tuple[int, int, int]]) -> bool:
+    """What the layout decides of the guard that all variants but the general one share (``VARIANT_GUARDS``)."""
     if any(s % sig.STRIDE_MULTIPLE for per in strides for s in per):
         return False
-    if any(row >= STRIDE_LIMIT or max(batch, head) >= 1 << 31 for batch, head, row in strides):
-        return False
-    if tma:
-        return kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
-    return True
+    return all(r < STRIDE_LIMIT and max(b, h) < 1 << 31 for b, h, r in strides)
+
+
+def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) -> bool:
+    """Whether descriptors can describe the keys and values, and read nothing beyond the last valid key."""
+    return (
+        kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
+    )
 
 
 def _boxes(kernel: Kernel, k: Any, v: Any) -> tuple[_Box, ...]:

@@ -2,6 +2,7 @@
 
     fast      strides in 32 bits and multiples of 16 bytes, pointers on 16 bytes, positions within
               ``position_limit`` (32-bit arithmetic is then exact).  Loads are vectorised, or go by TMA.
+    pointers  the same without TMA, where the fast one uses it: zero strides, per-batch key lengths.
     general   strides and positions in 64 bits, no assumption on alignment.  Any view, any length.
 
 The first whose guard holds is launched (``sparsegen.launch.kernel``).
@@ -15,7 +16,7 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.codegen.template import LAUNCH_OPTIONS
 
-FAST, GENERAL = "fast", "general"
+FAST, POINTERS, GENERAL = "fast", "pointers", "general"
 TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
@@ -38,7 +39,7 @@ GENERAL_CONFIG: dict[str, Any] = {
 
 def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
     """The variants that make an artifact complete, in the order in which their guards are tried."""
-    return (FAST, GENERAL)
+    return (FAST, POINTERS, GENERAL) if config["TMA"] else (FAST, GENERAL)
 
 
 def variant_config(config: LaunchConfig, variant: str) -> LaunchConfig:
@@ -50,6 +51,8 @@ def variant_config(config: LaunchConfig, variant: str) -> LaunchConfig:
     """
     if variant == FAST:
         return config
+    if variant == POINTERS:
+        return LaunchConfig.of(config.as_dict() | {"TMA": False})
     return LaunchConfig.of({name: GENERAL_CONFIG.get(name, value) for name, value in config.values})
 
 

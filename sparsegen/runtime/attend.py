@@ -83,13 +83,13 @@ class Attend:
         q_lengths, kv_starts, kv_lengths: int32 [B], valid query rows, first valid key row, valid keys.
         alibi_slopes, sink_logits: float32 [H].  null_key: (k [Hkv, D], v [Hkv, Dv]).
         partial: leave sink logits and null key out, to merge shards later with ``sparsegen.merge``.
-        variant: launch this variant ("fast" or "general") or raise ``UnsupportedError``.
+        variant: launch this variant ("fast", "pointers" or "general") or raise ``UnsupportedError``.
 
         Raises ``TypeError`` for a missing or unknown keyword, ``InputError`` for tensors that do not fit.
         """
         plain = (
-            q_start is q_lengths is kv_starts is kv_lengths is out is variant is None
-            and alibi_slopes is sink_logits is null_key is None
+            q_start is q_lengths is kv_starts is kv_lengths is out is variant is None  # type: ignore[comparison-overlap]
+            and alibi_slopes is sink_logits is null_key is None  # type: ignore[comparison-overlap]
             and not (k_start or partial)
         )
         if plain and not (q.requires_grad or k.requires_grad or v.requires_grad):

@@ -224,8 +224,12 @@ class KernelCandidate:
         first = kv_len - q_len if relative else 0
         call = Call(
             relative=relative,
-            scale=1.0 / math.sqrt(self._target.problem.head_dim) if pattern.scale is None else pattern.scale,
-            tables=[random_table(t, first, q_len, kv_len, "cuda") for t in self._target.source.tables],
+            scale=1.0 / math.sqrt(self._target.problem.head_dim)
+            if pattern.scale is None
+            else pattern.scale,
+            tables=[
+                random_table(t, first, q_len, kv_len, "cuda") for t in self._target.source.tables
+            ],
             **keywords,
         )
         self._calls[q_len, kv_len] = (keywords, call)

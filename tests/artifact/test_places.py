@@ -27,6 +27,8 @@ from tests.artifact.standin import KEY, build
 
 user, environment = int(sys.argv[1]), dict(pair.split("=", 1) for pair in sys.argv[2:])
 if user:  # load everything first: another user may not even read this Python
+    import platformdirs
+    platformdirs.user_cache_dir("sparsegen")
     build(Store(tempfile.mkdtemp()))
     shutil.rmtree(tempfile.gettempdir())
     os.mkdir(tempfile.gettempdir())

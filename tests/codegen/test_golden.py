@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,13 @@ def rendered(name: str) -> KernelSource:
     return render(pattern, build(pattern, problem), problem)
 
 
+@cache
+def shipped(name: str) -> KernelSource:
+    """The kernel of a shipped pattern for the problem that its file states."""
+    pattern = Pattern.from_yaml(name)
+    return render(pattern, build(pattern), pattern.problem or Problem())
+
+
 def same_as_golden(path: Path, text: str, update: bool) -> None:
     if update:
         path.write_text(text, encoding="utf-8")
@@ -89,10 +98,7 @@ def test_no_golden_is_left_behind() -> None:
 def test_goldens_are_clean_code(tmp_path: Path) -> None:
     """Every shipped kernel too: no unused name, no undefined one, nothing imported for nothing."""
     for name in SHIPPED:
-        pattern = Pattern.from_yaml(name)
-        problem = pattern.problem or Problem()
-        text = render(pattern, build(pattern, problem), problem).text
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.py").write_text(shipped(name).text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9,W291,W293,W391", tmp_path, *GOLDEN.glob("*.py")],
         capture_output=True,
@@ -119,9 +125,7 @@ def test_golden_mentions_every_declared_knob(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_pattern_renders(name: str) -> None:
     """Parses, keeps to one indentation, has no doubled blank line; every parameter is passed on by name and in order."""
-    pattern = Pattern.from_yaml(name)
-    problem = pattern.problem or Problem()
-    source = render(pattern, build(pattern, problem), problem)
+    source = shipped(name)
     tree = ast.parse(source.text)
     functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
     entry = [a.arg for a in functions[source.entry].args.args]
@@ -149,8 +153,6 @@ def test_rendering_twice_gives_the_same_bytes() -> None:
         "from sparsegen.spec import Pattern, Problem\n"
         "p = Pattern.from_yaml('bigbird'); print(render(p, build(p), Problem()).digest)"
     )
-    import os
-
     environments = [{**os.environ, "PYTHONHASHSEED": s, "PYTHONPATH": str(ROOT)} for s in "12"]
     digests = {
         subprocess.run([sys.executable, "-c", code], env=e, capture_output=True, text=True, check=True).stdout

@@ -162,7 +162,7 @@ def test_no_gpu_is_one_sentence_and_exit_1(capsys: Any, monkeypatch: Any) -> Non
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
-        "compiled kernels need a GPU and there is none here; "
+        "compiled kernels need a GPU, none is here; "
         "--backend reference runs the dense reference on the CPU\n"
     )
 
@@ -189,6 +189,33 @@ def test_wrong_input_is_one_line(options: list[str], message: str, capsys: Any) 
     assert minilm.main(["--backend", "reference", *options]) == 1
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
+
+
+@installed
+def test_page_shows_what_the_example_prints(encoder: Any) -> None:
+    """Layout and shares; the differences are those of a run of a minute."""
+    from sparsegen import Pattern
+
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    count, feeds = encoder.feeds(TEXT, None)
+    pattern = Pattern.from_yaml(SPARSE)
+    rows = [
+        {
+            "attention": pattern.name,
+            "visible": minilm.visible_share(pattern, feed),
+            "layers": [1.0] * 6,
+            "max_abs": 1.0,
+            "cosine": 1.0,
+            "seconds": 1.0,
+        }
+        for feed in feeds.values()
+    ]
+    found = {"text": "LICENSE", "tokens": count, "dtype": "float32", "backend": "reference"}
+    found |= {"device": "the CPU", "torch": "", "tolerance": 1e-5, "exact": True}
+    printed = minilm.table(found | {"runs": {f: [row] for f, row in zip(feeds, rows)}})
+    shown = [line for line in printed.splitlines() if "torch" not in line]
+    shown = [line[:40] if pattern.name in line else line for line in shown]
+    assert [line for line in shown if line.rstrip() not in page] == []
 
 
 def test_sparse_pattern_fits_the_model() -> None:

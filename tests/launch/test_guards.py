@@ -1,9 +1,7 @@
-"""Which variant takes which tensors, how arguments are typed, and errors of a launch; no kernel runs here."""
+"""Which variant a launch takes: decided by layout, positions and addresses, never by chance."""
 
 from __future__ import annotations
 
-import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,186 +10,109 @@ import pytest
 import torch
 
 from sparsegen.codegen import LaunchConfig, load_template, render
-from sparsegen.errors import ToolchainError, UnsupportedError
-from sparsegen.launch import Call, Kernel, variants
-from sparsegen.launch import signature as sig
-from sparsegen.launch.kernel import last_position
+from sparsegen.errors import UnsupportedError
+from sparsegen.launch import Call, Kernel
 from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
-PROBLEM = Problem(head_dim=64, dtype="float16")
-PATTERN = Pattern.from_dict({"name": "p", "mask": "causal", "sink_logits": True})
-SOURCE = render(PATTERN, build(PATTERN), PROBLEM)
-DEFAULT = load_template().default(PROBLEM, find_gpu("h200"))
+
+class NoGpu(Kernel):
+    """A kernel whose binaries record the grid and the arguments."""
+
+    def __init__(self, tma: bool, limit: int | None = None):
+        pattern, problem = (
+            Pattern.from_dict({"name": "p", "mask": "causal"}),
+            Problem(head_dim=64, heads=2),
+        )
+        source = render(pattern, build(pattern, problem), problem)
+        config = load_template().default(problem, find_gpu("nvidia-h200")).as_dict() | {"TMA": tma}
+        super().__init__(source, LaunchConfig.of(config), Path(), {})
+        self.ran: list[tuple[int, tuple[Any, ...]]] = []
+
+    def loaded(self, variant: str, device: int) -> Any:
+        constants = (None,) * len(self.source.constexprs)
+        return SimpleNamespace(
+            block_m=64, persistent=False, nothing="nothing", constants=constants,
+            run=lambda programs, args: self.ran.append((programs, args)),
+        )  # fmt: skip
 
 
-def kernel_of(tma: bool = False) -> Kernel:
-    config = LaunchConfig.of(DEFAULT.as_dict() | {"TMA": tma})
-    return Kernel(SOURCE, config, Path("kernel.py"), {v: Path(v) for v in ("fast", "general")})
+def tensors(kv_len: int = 70) -> list[torch.Tensor]:
+    q, k, v = (torch.zeros(1, 2, n, 64, dtype=torch.bfloat16) for n in (100, kv_len, kv_len))
+    return [q, k, v, torch.zeros_like(q), torch.zeros(1, 2, 100)]
 
 
-def laid_out(heads: int, length: int, *strides: int, dim: int = 64) -> torch.Tensor:
-    """A [2, heads, length, dim] tensor of these strides (batch, head, row) that has no memory."""
-    return torch.empty_strided(
-        (2, heads, length, dim), (*strides, 1), dtype=torch.float16, device="meta"
-    )
+def lengths() -> torch.Tensor:
+    return torch.tensor([70], dtype=torch.int32)
 
 
-def plain(heads: int, length: int) -> torch.Tensor:
-    return laid_out(heads, length, heads * length * 64, length * 64, 64)
-
-
-def variant_of(
-    tma: bool = False, kv_len: int = 40, call: Call | None = None, **changes: Any
-) -> str:
-    given = {
-        "q": plain(4, 8),
-        "k": plain(2, kv_len),
-        "v": plain(2, kv_len),
-        "out": plain(4, 8),
-    } | changes
-    return kernel_of(tma)._layout(*given.values(), call or Call())[0]
-
-
-# ---------------------------------------------------------------------- layouts (B08, B17)
-FUSED = laid_out(2, 40, 40 * 3 * 2 * 64, 64, 3 * 2 * 64)  # a slice of [B, S, 3, H, D]
-TRANSPOSED = laid_out(2, 40, 40 * 2 * 64, 64, 2 * 64)  # [B, S, H, D] seen as [B, H, S, D]
-LAYOUTS = [
-    # changes, variant without TMA, with TMA
-    ({}, "fast", "fast"),
-    ({"k": FUSED}, "fast", "fast"),
-    ({"v": TRANSPOSED}, "fast", "fast"),
-    ({"k": laid_out(2, 40, 5360, 2680, 67)}, "general", "general"),  # rows 67 apart
-    ({"k": laid_out(2, 40, 2 * 40 * 64 + 4, 40 * 64, 64)}, "general", "general"),
-    ({"v": laid_out(2, 40, 40 * 64, 0, 64)}, "fast", "general"),  # heads expanded with stride 0
-    ({"k": laid_out(2, 40, 0, 40 * 64, 64)}, "fast", "general"),
-    ({"q": laid_out(4, 8, 0, 0, 64)}, "fast", "fast"),  # q goes by pointers
-    ({"k": laid_out(2, 40, 1 << 29, 1 << 28, (1 << 23) - 8)}, "fast", "fast"),
-    ({"k": laid_out(2, 40, 1 << 30, 1 << 29, 1 << 23)}, "general", "general"),
-    ({"k": laid_out(2, 40, 1 << 33, 1 << 32, 1 << 26)}, "general", "general"),  # 32 rows pass 2^31
-    ({"k": laid_out(2, 40, 1 << 31, 40 * 64, 64)}, "general", "general"),  # batches 2^31 apart
-    ({"out": laid_out(4, 8, 1 << 31, 8 * 64, 64)}, "general", "general"),
-    ({"out": laid_out(4, 8, 4 * 8 * 65, 8 * 65, 65)}, "general", "general"),
-]
-
-
-@pytest.mark.parametrize(("changes", "pointers", "tma"), LAYOUTS)
-def test_layouts_and_their_variants(changes: dict, pointers: str, tma: str) -> None:
-    assert (variant_of(False, **changes), variant_of(True, **changes)) == (pointers, tma)
-
-
-def test_a_single_entry_has_a_free_stride() -> None:
-    """torch gives axes of one entry any stride at all: it must not cost the fast variant."""
-    odd = torch.empty_strided((1, 1, 40, 64), (7, 3, 64, 1), dtype=torch.float16, device="meta")
-    one = torch.empty_strided((1, 4, 1, 64), (9, 64, 5, 1), dtype=torch.float16, device="meta")
-    assert variant_of(True, q=one, k=odd, v=odd, out=one) == "fast"
-
-
-def test_what_descriptors_cannot_take() -> None:
-    empty = {"k": plain(2, 0), "v": plain(2, 0)}
-    assert (variant_of(False, **empty), variant_of(True, **empty)) == ("fast", "general")
-    ragged = Call(kv_lengths=torch.empty(2, dtype=torch.int32, device="meta"))
-    assert (variant_of(False, call=ragged), variant_of(True, call=ragged)) == ("fast", "general")
-
-
-def test_a_variant_asked_for_by_name_that_cannot_take_the_tensors() -> None:
-    """Asked by name, never replaced by another: UnsupportedError with what it needs."""
-    q = torch.zeros(1, 2, 8, 65, dtype=torch.float16)[..., 1:]
-    out, lse = torch.empty_like(q), torch.empty(1, 2, 8)
-    with pytest.raises(UnsupportedError) as error:
-        kernel_of()(q, q, q, out, lse, Call(sink_logits=torch.zeros(2)), "fast")
-    assert str(error.value) == (
-        "variant 'fast' cannot take these tensors; it needs: pointers on 16 bytes, strides multiples of 8 elements "
-        "below 2^23, positions within 32-bit arithmetic; with TMA also no zero strides, at least one key and no "
-        "per-batch kv_lengths"
-    )
+def test_plain_tensors_are_fast() -> None:
+    for tma in (True, False):
+        kernel = NoGpu(tma)
+        assert kernel(*tensors(), Call()) == "fast"
+        ((programs, args),) = kernel.ran
+        assert programs == 2 * 2  # two tiles of 64 rows, two heads
+        assert len(args) == len(kernel.source.parameters) + len(kernel.source.constexprs)
+        descriptors = args[5:7]
+        assert all(d is None for d in descriptors) == (not tma)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "call", "far"),
+    ("change", "with_tma", "without"),
     [
-        ((8, 40), Call(), 40),
-        ((40, 8), Call(), 40),
-        ((8, 40), Call(q_start=100, relative=0), 108),
-        ((8, 40), Call(q_start=-100, relative=0), 100),
-        ((8, 40), Call(q_start=70, k_start=70), 110),
-        ((1, 1 << 32), Call(), 1 << 32),
+        ("lengths", "pointers", "fast"),
+        ("expanded", "pointers", "fast"),
+        ("no keys", "pointers", "fast"),
+        ("odd row stride", "general", "general"),
+        ("odd address", "general", "general"),
+        ("far", "general", "general"),
     ],
 )
-def test_how_far_a_call_reaches(lengths: tuple, call: Call, far: int) -> None:
-    assert last_position(*lengths, call) == far
+def test_guards(change: str, with_tma: str, without: str) -> None:
+    q, k, v, out, lse = tensors()
+    call = Call()
+    if change == "lengths":
+        call = Call(kv_lengths=lengths())
+    elif change == "expanded":
+        v = v[:, :1].expand(-1, 2, -1, -1)
+    elif change == "no keys":
+        k, v = k[:, :, :0], v[:, :, :0]
+    elif change == "odd row stride":
+        k = torch.zeros(1, 2, 70, 67, dtype=torch.bfloat16)[..., :64]
+    elif change == "odd address":
+        k = torch.zeros(1 + k.numel(), dtype=torch.bfloat16)[1:].view(k.shape)
+    elif change == "far":
+        call = Call(q_start=1 << 40, relative=0)
+    assert NoGpu(True)(q, k, v, out, lse, call) == with_tma
+    assert NoGpu(False)(q, k, v, out, lse, call) == without
 
 
-# ---------------------------------------------------------------------- types of the arguments (B05)
-@pytest.mark.parametrize("variant", ["fast", "general"])
-@pytest.mark.parametrize("tma", [False, True])
-def test_no_length_is_a_constant_of_the_program(variant: str, tma: bool) -> None:
-    """One binary serves every length, head count and stride: none of them is specialised, on 1 or on 16."""
-    config = LaunchConfig.of(DEFAULT.as_dict() | {"TMA": tma})
-    types = sig.signature(SOURCE, config, variant)
-    names = [name for name, _ in SOURCE.parameters]
-    assert list(types) == [*names, *SOURCE.constexprs]
-    fixed = {n for n, t in types.items() if t == "constexpr"}
-    unused = {n for n in names if "DESC" in n} if not (tma and variant == "fast") else set()
-    assert fixed == {*SOURCE.constexprs} | unused
-    assert set(sig.constants(SOURCE, config, variant)) == fixed
-    assert {types[f"stride_{t}{a}"] for t in "qkvo" for a in "bhs"} == {
-        "i32" if variant == "fast" else "i64"
-    }
-    assert {types[n] for n in ("q_start", "k_start")} == {"i64"}
-    assumed = {names[i] for (i,) in sig.attributes(SOURCE, config, variant)}
-    strides = {n for n in names if n.startswith("stride_")}
-    assert assumed == ({"Q", "K", "V", "OUT", "LSE"} | strides if variant == "fast" else set())
+def test_a_variant_can_be_asked_for() -> None:
+    kernel = NoGpu(True)
+    for variant in ("fast", "pointers", "general"):
+        assert kernel(*tensors(), Call(), variant) == variant
+    ragged = Call(kv_lengths=lengths())
+    with pytest.raises(UnsupportedError) as error:
+        kernel(*tensors(), ragged, "fast")
+    assert str(error.value) == (
+        "variant 'fast' cannot take these tensors; it needs: pointers on 16 bytes, strides multiples of 8 elements, "
+        "those of rows below 2^23, positions within 32-bit arithmetic; with TMA also no zero strides of keys and values, "
+        "at least one key and no per-batch kv_lengths"
+    )
 
 
-def test_the_general_variant_is_one_for_all_configurations() -> None:
-    other = LaunchConfig.of(DEFAULT.as_dict() | {"BLOCK_M": 128, "num_warps": 8, "STAGES": 4})
-    assert variants(SOURCE, DEFAULT) == ("fast", "general")
-    assert sig.variant_config(DEFAULT, "general") == sig.variant_config(other, "general")
-    assert sig.variant_config(other, "fast") == other
-    assert not sig.constants(SOURCE, other, "general")["TMA"]
-
-
-# ---------------------------------------------------------------------- what a machine may lack (B12)
-FAILURES = [
-    (
-        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
-        "C compiler",
-    ),
-    (subprocess.CalledProcessError(1, ["gcc", "main.c", "-I/usr/include/python3.12"]), "gcc"),
-]
-
-
-@pytest.mark.xfail(
-    strict=True, reason="errors of Triton's launcher build reach the user as they are"
-)
-@pytest.mark.parametrize(("failure", "words"), FAILURES, ids=["no compiler", "no Python.h"])
-def test_a_launcher_that_cannot_be_built_is_one_error(
-    failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*given: Any) -> Any:
-        raise failure
-
-    monkeypatch.setattr("sparsegen.launch.kernel._Loaded", fail)
-    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    with pytest.raises(ToolchainError, match=words) as error:
-        kernel_of()._load("fast", 0)
-    assert "\n" not in str(error.value) and "install" in str(error.value)
-
-
-def test_random_tables_of_a_call() -> None:
-    """Rows from the first query's block on; queries before position 0 have none."""
-    from sparsegen.launch.tables import random_table
-
-    node = {"random_blocks": {"block": 4, "per_row": 2, "seed": 7}}
-    pattern = Pattern.from_dict({"name": "r", "mask": node})
-    (table,) = render(pattern, build(pattern), PROBLEM).tables
-    made, first = random_table(table, 9, 10, 40, "cpu")
-    whole, start = random_table(table, 0, 40, 40, "cpu")
-    assert (first, start, made.shape) == (2, 0, (3, 2)) and made.dtype == torch.int32
-    assert torch.equal(made, whole[2:5])
-    assert random_table(table, -6, 9, 40, "cpu")[0].shape == (1, 2)
-    few, _ = random_table(SimpleNamespace(block=4, per_row=5, term=table.term), 0, 8, 8, "cpu")
-    assert sorted(few[0].tolist()) == [-1, -1, -1, 0, 1]  # fewer blocks than are drawn: -1 fills up
+def test_one_layout_many_addresses() -> None:
+    """A prepared launch makes its descriptors around the tensors of each call."""
+    kernel = NoGpu(True)
+    first, second = tensors(), tensors()
+    launch = kernel.prepare(*first[:4], Call())
+    launch(*first)
+    launch(*second)
+    (_, a), (_, b) = kernel.ran
+    assert a[1] == first[1].data_ptr() and b[1] == second[1].data_ptr()
+    assert a[5].base is first[1] and b[5].base is second[1] and b[6].base is second[2]
+    assert a[5].block_shape == b[5].block_shape == [1, 1, 64, 64]
+    odd = torch.zeros(1 + second[1].numel(), dtype=torch.bfloat16)[1:].view(second[1].shape)
+    assert launch(second[0], odd, *second[2:]) == "general"

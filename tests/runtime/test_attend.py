@@ -253,7 +253,7 @@ KEYWORDS = [
         {"out": lambda: strided(1, 4, 8, 16, stride=(512, 128, 1, 8))},
         "the last dim of out must be contiguous (stride 1)",
     ),
-    ({"variant": lambda: "quick"}, "variant must be one of fast, general, got 'quick'"),
+    ({"variant": lambda: "quick"}, "variant must be one of fast, pointers, general, got 'quick'"),
     ({"q_start": lambda: 1.5}, "q_start must be an integer within 2^36, got 1.5"),
     ({"q_start": lambda: 1 << 40}, "q_start must be an integer within 2^36, got 1099511627776"),
     ({"k_start": lambda: -1}, "k_start must be 0 or more, got -1: keys have no positions below 0"),
