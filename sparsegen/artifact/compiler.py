@@ -138,11 +138,18 @@ class Compiler:
             for variant in variants(source, config)
         ]
         outcomes = compile_many(jobs, self.jobs)
-        failed = [o for o in outcomes if o.binary is None]
-        if failed:
-            name = f"{request.pattern.name} ({failed[0].job.variant}) for {request.gpu.name}"
-            raise CompileError(f"{name} does not compile: {failed[0].error}")
-        return [o.binary for o in outcomes if o.binary is not None]
+        built = []
+        for job, binary, error in ((o.job, o.binary, o.error) for o in outcomes):
+            name = f"{request.pattern.name} ({job.variant}) for {request.gpu.name}"
+            if binary is None:
+                raise CompileError(f"{name} does not compile: {error}")
+            if binary.shared_bytes > request.gpu.shared_bytes:  # would fail at its first launch
+                raise CompileError(
+                    f"{name} needs {binary.shared_bytes} bytes of shared memory a program, "
+                    f"{request.gpu.name} has {request.gpu.shared_bytes}; it was compiled with {job.config}"
+                )
+            built.append(binary)
+        return built
 
 
 @lru_cache(maxsize=64)

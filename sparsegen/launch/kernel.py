@@ -1,8 +1,4 @@
-"""A compiled kernel on tensors: guards, argument packing, launch.
-
-``Kernel`` launches binaries on a GPU.  ``Interpreted`` runs the same rendered text on CPU tensors through Triton's
-interpreter; it exists for tests, where its answers prove the kernel's arithmetic without a GPU.
-"""
+"""A compiled kernel on tensors: guards, argument packing, launch."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
-from sparsegen.errors import InputError, UnsupportedError
+from sparsegen.errors import UnsupportedError
 from sparsegen.launch import signature as sig
-from sparsegen.launch.module import ast_source, load_module
+from sparsegen.launch.loading import Loaded
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +79,7 @@ class Kernel:
         self.source, self.config = source, config
         self._module = Path(module)
         self._directories = {v: Path(d) for v, d in directories.items()}
-        self._loaded: dict[tuple[str, int], _Loaded] = {}
+        self._loaded: dict[tuple[str, int], Loaded] = {}
 
     def __call__(
         self,
@@ -108,12 +104,12 @@ class Kernel:
         """Everything about a launch but the addresses: good for all tensors of these shapes and strides."""
         return Launch(self, q, k, v, out, call)
 
-    def loaded(self, variant: str, device: int) -> _Loaded:
+    def loaded(self, variant: str, device: int) -> Loaded:
         """The binary of a variant on a device, loaded on first use."""
         found = self._loaded.get((variant, device))
         if found is None:
             folder = self._directories[variant]
-            found = _Loaded(self.source, self.config, variant, self._module, folder, device)
+            found = Loaded(self.source, self.config, variant, self._module, folder, device)
             self._loaded[variant, device] = found
         return found
 
@@ -127,7 +123,7 @@ class Launch:
     def __init__(self, kernel: Kernel, q: Any, k: Any, v: Any, out: Any, call: Call):
         self._kernel, self._call = kernel, call  # ``call`` keeps its tensors alive
         self._device = q.device.index
-        strides = [_strides(t) for t in (q, k, v, out)]
+        strides = [strides_of(t) for t in (q, k, v, out)]
         batch, heads, self._q_rows, _ = q.shape
         self._programs = batch * heads
         aligned = _aligned(strides) and (
@@ -147,7 +143,7 @@ class Launch:
         flat = [s for per in strides for s in per]
         sizes = [heads, heads // k.shape[1], batch * heads, q.shape[2], k.shape[2]]
         self._numbers = (flat, sizes)
-        self._parts: dict[str, tuple[_Loaded, list[Any], int]] = {}
+        self._parts: dict[str, tuple[Loaded, list[Any], int]] = {}
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, variant: str | None = None
@@ -174,11 +170,11 @@ class Launch:
         loaded.run(programs, (*addresses, *descriptors, *rest))
         return chosen
 
-    def _part(self, variant: str) -> tuple[_Loaded, list[Any], int]:
+    def _part(self, variant: str) -> tuple[Loaded, list[Any], int]:
         """What does not change between calls: the binary, the arguments after the descriptors, the grid."""
         loaded = self._kernel.loaded(variant, self._device)
         flat, sizes = self._numbers
-        rest = [*_pack(flat, sizes, self._call, loaded.nothing), *loaded.constants]
+        rest = [*packed(flat, sizes, self._call, loaded.nothing), *loaded.constants]
         programs = -(-self._q_rows // loaded.block_m) * self._programs
         if loaded.persistent:
             programs = min(programs, loaded.resident)
@@ -195,7 +191,7 @@ class _Box:
     def __init__(self, t: Any, rows: int, width: int, of_keys: bool):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        made = TensorDescriptor(t, list(t.shape), [*_strides(t), 1], [1, 1, rows, width])
+        made = TensorDescriptor(t, list(t.shape), [*strides_of(t), 1], [1, 1, rows, width])
         self._type, self._fields = (
             TensorDescriptor,
             {n: x for n, x in vars(made).items() if n != "base"},
@@ -206,53 +202,6 @@ class _Box:
         descriptor = object.__new__(self._type)
         descriptor.__dict__.update(self._fields, base=t)
         return descriptor
-
-
-class _Loaded:
-    """One binary on one device."""
-
-    def __init__(
-        self,
-        source: KernelSource,
-        config: LaunchConfig,
-        variant: str,
-        module: Path,
-        directory: Path,
-        device: int,
-    ):
-        import torch
-        from triton.compiler import CompiledKernel
-        from triton.runtime import driver
-
-        unit = ast_source(module, source, config, variant)
-        files = {p.name: str(p) for p in sorted(directory.iterdir()) if p.stem == source.entry}
-        with torch.cuda.device(device):
-            compiled = CompiledKernel(unit, files, source.digest)
-            self._launch = compiled.run  # loads the cubin and makes the launcher
-        self._function, self._metadata = compiled.function, compiled.packed_metadata
-        self._device, self._current = device, torch.cuda.current_device
-        self._stream = driver.active.get_current_stream
-        self.constants = (None,) * len(source.constexprs)  # they are in the binary
-        chosen = sig.variant_config(config, variant)
-        self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
-        threads = int(chosen["num_warps"]) * 32
-        properties = torch.cuda.get_device_properties(device)
-        by_registers = 65_536 // max(1, compiled.n_regs * threads)
-        by_shared = properties.shared_memory_per_multiprocessor // (compiled.metadata.shared + 1024)
-        self.resident = properties.multi_processor_count * max(1, min(by_registers, by_shared))
-        self.nothing = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
-
-    def run(self, programs: int, args: tuple[Any, ...]) -> None:
-        """Launch on the current stream of the binary's device, whichever device is current."""
-        if self._current() != self._device:
-            import torch
-
-            with torch.cuda.device(self._device):
-                return self.run(programs, args)
-        stream = self._stream(self._device)
-        self._launch(
-            programs, 1, 1, stream, self._function, self._metadata, None, None, None, *args
-        )
 
 
 def _any_bit(addresses: tuple[int, ...]) -> int:
@@ -283,7 +232,7 @@ def _boxes(kernel: Kernel, k: Any, v: Any) -> tuple[_Box, ...]:
     )
 
 
-def _strides(t: Any) -> tuple[int, int, int]:
+def strides_of(t: Any) -> tuple[int, int, int]:
     """Strides of batch, head and row.  One entry's stride is free: give it a multiple that suits every guard."""
     multiple = sig.STRIDE_MULTIPLE
     row = t.stride(2) if t.shape[2] > 1 else max(multiple, -(-t.shape[3] // multiple) * multiple)
@@ -291,7 +240,7 @@ def _strides(t: Any) -> tuple[int, int, int]:
     return batch, head, row
 
 
-def _pack(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> list[Any]:
+def packed(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> list[Any]:
     """Arguments after the descriptors, in the order of ``codegen.plan``: numbers, lengths, features, tables."""
     lengths = (call.q_lengths, call.kv_starts, call.kv_lengths)
     args: list[Any] = [
@@ -315,36 +264,3 @@ def _pack(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> lis
     for table, first_row in call.tables:
         args += (table, first_row)
     return args
-
-
-class Interpreted:
-    """The rendered kernel on CPU tensors, through Triton's interpreter (TRITON_INTERPRET=1).  For tests."""
-
-    def __init__(self, source: KernelSource, config: LaunchConfig, module: Path):
-        module = Path(module)
-        module.write_text(source.text)
-        self.source, self.config = source, config
-        self._function = getattr(load_module(module, source.digest), source.entry)
-
-    def __call__(
-        self, q: Any, k: Any, v: Any, out: Any, lse: Any, call: Call, variant: str = sig.FAST
-    ) -> str:
-        """As ``Kernel.__call__``, without guards: the variant asked for is what runs."""
-        import torch
-
-        if type(self._function).__name__ != "InterpretedFunction":
-            raise InputError("set TRITON_INTERPRET=1 before triton is imported")
-        constants = sig.constants(self.source, self.config, variant)
-        batch, heads, q_rows, _ = q.shape
-        strides = [s for t in (q, k, v, out) for s in _strides(t)]
-        sizes = [heads, heads // k.shape[1], batch * heads, q_rows, k.shape[2]]
-        given = dict(zip((n for n, _ in self.source.parameters), (q, k, v, out, lse)))
-        given |= {n: None for n, kind in self.source.parameters if kind.startswith("desc:")}
-        rest = [n for n, _ in self.source.parameters if n not in given]
-        packed = _pack(strides, sizes, call, torch.zeros(1, dtype=torch.int32))
-        given |= dict(zip(rest, packed, strict=True))
-        programs = -(-q_rows // constants["BLOCK_M"]) * batch * heads
-        if programs:
-            grid = min(programs, 3) if constants["PERSISTENT"] else programs
-            self._function[(grid,)](**(given | constants))
-        return variant

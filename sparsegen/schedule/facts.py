@@ -159,8 +159,12 @@ def _without(lin: Lin, g: Generator, c: int) -> Lin:
 
 
 @lru_cache(maxsize=1 << 14)
-def _less(lin: Lin, other: Lin, times: int) -> Lin:
-    return lin - other * times
+def _rests(lin: Lin, known: Lin) -> tuple[tuple[int, Lin], ...]:
+    """(s, lin - s * known) for every s that removes a term, where no more terms are left than before."""
+    have = dict(lin.terms)
+    scales = {have[g] // c for g, c in known.terms if g in have and have[g] % c == 0}
+    pairs = [(s, lin - known * s) for s in sorted(scales)]
+    return tuple((s, rest) for s, rest in pairs if len(rest.terms) <= len(lin.terms))
 
 
 def narrow(lin: Lin, lo: Any, hi: Any, env: dict[str, Any], names: set[str]) -> None:
@@ -255,17 +259,13 @@ class Facts:
         BUDGET.spend(1)
         lo, hi = bounds(lin, self.env)
         if depth:
-            have = dict(lin.terms)
             for f in self.known:
-                scales = {have[g] // c for g, c in f.lin.terms if g in have and have[g] % c == 0}
-                for s in sorted(scales):
-                    rest = _less(lin, f.lin, s)
-                    if len(rest.terms) <= len(lin.terms):
-                        deeper = depth - 1 if len(rest.terms) < len(lin.terms) else 0
-                        rlo, rhi = self._search(rest, deeper)
-                        a, b = (f.lo, f.hi) if s > 0 else (f.hi, f.lo)
-                        lo = max(lo, rlo + s * a) if abs(a) < BIG else lo
-                        hi = min(hi, rhi + s * b) if abs(b) < BIG else hi
+                for s, rest in _rests(lin, f.lin):
+                    deeper = depth - 1 if len(rest.terms) < len(lin.terms) else 0
+                    rlo, rhi = self._search(rest, deeper)
+                    a, b = (f.lo, f.hi) if s > 0 else (f.hi, f.lo)
+                    lo = max(lo, rlo + s * a) if abs(a) < BIG else lo
+                    hi = min(hi, rhi + s * b) if abs(b) < BIG else hi
         self.memo[key] = lo, hi
         return lo, hi
 

@@ -143,7 +143,7 @@ def bounds(lin: Lin, env: Env) -> tuple[Any, Any]:
     lo: Any = lin.const
     hi: Any = lin.const
     for g, c in lin.terms:
-        glo, ghi = gen_bounds(g, env)
+        glo, ghi = env[g.name] if type(g) is Var else gen_bounds(g, env)
         lo, hi = (lo + c * glo, hi + c * ghi) if c > 0 else (lo + c * ghi, hi + c * glo)
     split = _remainder_in(lin)
     if split is not None:

@@ -24,7 +24,7 @@ from sparsegen.schedule.limits import Limits, limits
 from sparsegen.schedule.verify import Call, block_table, environment
 from sparsegen.spec.expr import Term
 
-ROWS_AT_ONCE = 1 << 15
+ROWS_AT_ONCE = 1 << 13  # the values of one form are 64 KiB: they stay in the cache of a core
 LONGEST_PERIOD = 1 << 16  # of remainders that are counted in closed form
 MOST_CUBES = 6  # of inclusion and exclusion: 2^6 terms
 MOST_DRAWN = 1 << 25  # blocks looked at for one cube of a table; beyond: sampled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import subprocess
@@ -265,6 +266,11 @@ def test_compile_tunes_where_it_can(
     with pytest.raises(Asked):
         built_module.build("causal", gpu="h200", tune=asked)
     assert levels == [level]
+
+
+def test_python_and_the_command_line_tune_alike() -> None:
+    default = inspect.signature(sparsegen.compile).parameters["tune"].default
+    assert default == built_module.default_level(here=True)
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_no_golden_is_left_behind() -> None:
     assert kept == set(PATTERNS)
 
 
+@pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff (the test extra has it)")
 def test_goldens_are_clean_code(tmp_path: Path) -> None:
     """Every shipped kernel too: no unused name, no undefined one, nothing imported for nothing."""
     for name in SHIPPED:

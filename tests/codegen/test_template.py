@@ -114,7 +114,7 @@ def test_columns_are_covered_once_and_never_padded_to_the_next_power(columns: in
 )
 def test_columns_that_no_kernel_has_are_refused() -> None:
     pattern = Pattern.from_dict({"name": "p", "mask": "causal"})
-    with pytest.raises(UnsupportedError, match="head_dim 512"):
+    with pytest.raises(UnsupportedError, match="head_dim or value_dim 512"):
         render(pattern, build(pattern), Problem(head_dim=512))
 
 

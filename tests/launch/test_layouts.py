@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from sparsegen.codegen import LaunchConfig, load_template, render
-from sparsegen.errors import ToolchainError
-from sparsegen.launch import Call, Kernel, variants
+from sparsegen.errors import ArtifactError, ToolchainError
+from sparsegen.launch import Call, Kernel, loading, variants
 from sparsegen.launch import signature as sig
 from sparsegen.launch.kernel import last_position
 from sparsegen.schedule.build import build
@@ -147,20 +147,46 @@ FAILURES = [
 ]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="errors of Triton's launcher build reach the user as they are"
-)
 @pytest.mark.parametrize(("failure", "words"), FAILURES, ids=["no compiler", "no Python.h"])
 def test_a_launcher_that_cannot_be_built_is_one_error(
-    failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*given: Any) -> Any:
         raise failure
 
-    monkeypatch.setattr("sparsegen.launch.kernel._Loaded", fail)
+    monkeypatch.setattr("triton.compiler.CompiledKernel", fail)
+    monkeypatch.setattr(loading, "ast_source", lambda *given: None)
+    kernel = kernel_of(kind=Kernel)
     with pytest.raises(ToolchainError, match=words) as error:
-        kernel_of(kind=Kernel).loaded("fast", 0)
-    assert "\n" not in str(error.value) and "install" in str(error.value)
+        loading._compiled(kernel.source, kernel.config, "fast", tmp_path / "kernel.py", tmp_path)
+    assert "\n" not in str(error.value) and "install gcc" in str(error.value)
+
+
+def test_an_artifact_that_was_removed_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel, gone = kernel_of(kind=Kernel), tmp_path / "entry" / "fast"
+    monkeypatch.setattr(loading, "ast_source", lambda *given: None)
+    with pytest.raises(ArtifactError, match="is gone since the artifact was opened"):
+        loading._compiled(kernel.source, kernel.config, "fast", gone.parent / "kernel.py", gone)
+
+
+def test_triton_has_somewhere_to_write(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HOME that nobody can write (CASES B33): a private folder, and one warning."""
+    import triton
+
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(blocked / "cache"))
+    loading.writable_triton_cache.cache_clear()
+    try:
+        first, again = loading.writable_triton_cache(), loading.writable_triton_cache()
+        assert first == again == triton.knobs.cache.dir != str(blocked / "cache")
+        assert [r.levelname for r in caplog.records] == ["WARNING"] and str(blocked) in caplog.text
+    finally:
+        loading.writable_triton_cache.cache_clear()
 
 
 def test_random_tables_of_a_call() -> None:

@@ -15,10 +15,12 @@ import sparsegen
 from sparsegen.artifact.build import ensure
 from sparsegen.codegen import render
 from sparsegen.errors import CacheMiss, InputError, ToolchainError, UnsupportedError
+from sparsegen.launch import Binary, CompileError, Job, Outcome
 from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from sparsegen.spec.run_data import integers
 from tests.spec.random_patterns import random_mask
 
 H200 = find_gpu("h200")
@@ -92,6 +94,24 @@ def test_reference_checks_tensors_as_a_kernel_would() -> None:
         attend(q, k, v, out=torch.empty(1, 1, 4, 4))
 
 
+@pytest.mark.parametrize("value", [[0, 3], torch.tensor([0, 3])], ids=["list", "tensor"])
+def test_a_fault_of_the_device_is_not_blamed_on_the_data(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sticky CUDA error surfaces wherever data are next touched: it must keep its own words."""
+
+    def fail(*given: Any, **more: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.Tensor, "to", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access") as error:
+        integers("cu_seqlens", value, "cpu")
+    assert not isinstance(error.value, InputError)
+    monkeypatch.setattr(torch, "as_tensor", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        integers("cu_seqlens", [0, 3], "cpu")
+
+
 # ---------------------------------------------------------------------- compile and load
 def test_unknown_settings() -> None:
     with pytest.raises(InputError, match=r"^backend must be one of triton, reference, got 'cuda'$"):
@@ -123,6 +143,26 @@ def test_load_never_builds_for_another_problem(cache: Path) -> None:
     for problem in (Problem(head_dim=64), Problem(dtype="float32"), Problem(heads=2)):
         with pytest.raises(CacheMiss):
             sparsegen.load("causal", problem, gpu=H200)
+
+
+def test_a_kernel_that_does_not_fit_is_one_error_and_no_artifact(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Need and limit by name when it is built, not OutOfResources at the first launch (CASES B04)."""
+
+    def compile_many(jobs: list[Job], workers: int | None = None) -> list[Outcome]:
+        needs = {"fast": 90_000, "pointers": 90_000, "general": 102_528}
+        return [
+            Outcome(j, Binary(j.variant, "attend_forward", j.directory, (), 64, 0, needs[j.variant]), "", 1)
+            for j in jobs
+        ]  # fmt: skip
+
+    monkeypatch.setattr("sparsegen.launch.compile_many", compile_many)
+    with pytest.raises(CompileError) as error:
+        ensure(Pattern.from_yaml("causal"), Problem(), find_gpu("l4"))
+    said = "causal (general) for nvidia-l4 needs 102528 bytes of shared memory a program, nvidia-l4 has 101376; it was"
+    assert str(error.value).startswith(said)
+    assert not list((cache / "artifacts").glob("causal*"))
 
 
 # ---------------------------------------------------------------------- never dense by stealth
