@@ -1,6 +1,7 @@
 """What a template is given: a schedule and a problem turned into names, numbers and Triton text.
 
 Jinja places these; it computes nothing.  All arithmetic and string building of code generation is here.
+``ClassPlan``, ``SegmentPlan``, ``Loop`` and ``SpanPlan`` are the schedule's classes of heads, segments and spans as text.
 """
 
 from __future__ import annotations
@@ -44,8 +45,6 @@ class Table:
 
 @dataclass(frozen=True)
 class SpanPlan:
-    """What one span's loop body tests, as text over the cells of a tile."""
-
     mask: str  # "" where nothing is left to test
     needs_k_pos: bool
     overhangs: bool  # the tile may reach past the last key
@@ -53,8 +52,6 @@ class SpanPlan:
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop over key tiles: from ``start`` up to but not including ``stop``, in keys."""
-
     start: str
     stop: str
     stages: str
@@ -96,8 +93,6 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class ClassPlan:
-    """The segments of one class of heads, and the branch of ``if`` that chooses them."""
-
     keyword: str  # "if h == 1", "elif …", "else"
     comment: str
     segments: tuple[SegmentPlan, ...]
@@ -135,6 +130,10 @@ class ForwardPlan:
 def chunks(columns: int) -> tuple[Chunk, ...]:
     """One or two powers of two that cover the columns with the fewest padded ones; a dot needs 16 at least."""
     powers = (16, 32, 64, 128, 256)
+    if columns > 256:
+        raise UnsupportedError(
+            f"head_dim or value_dim {columns}: kernels take up to 256 columns of a head"
+        )
     options = [(w,) for w in powers] + [(a, b) for a in powers for b in powers if a > b]
     widths = min((o for o in options if sum(o) >= columns), key=lambda o: (sum(o), len(o)))
     out, first = [], 0

@@ -46,7 +46,8 @@ class Template:
             # IEEE float32 dots run on the plain units and keep whole tiles in registers
             values |= {"BLOCK_M": 32, "BLOCK_N": 16, "STAGES": 2}
         elif widest > 192 or gpu.shared_bytes < 120_000:
-            values |= {"BLOCK_N": 32, "STAGES": 2}
+            small = problem.head_dim + problem.value_dim > 256 and gpu.shared_bytes < 80_000
+            values |= {"BLOCK_N": 16 if small else 32, "STAGES": 2}
         elif not has_tma(gpu):
             values |= {"STAGES": 2}
         return LaunchConfig.of(values)

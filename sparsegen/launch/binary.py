@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -63,7 +65,11 @@ def compile_kernel(
         unit = ast_source(directory / MODULE, source, config, variant)
         target = GPUTarget(gpu.backend, gpu.arch, gpu.warp_size)
         try:
-            compiled = triton.compile(unit, target=target, options=sig.options(config, variant))
+            # where ptxas refuses, Triton prints the whole PTX: thousands of lines that are no message
+            with contextlib.redirect_stdout(io.StringIO()):
+                compiled = triton.compile(
+                    unit, target=target, options=sig.options(source, config, variant)
+                )
         except Exception as error:  # Triton raises many unrelated types; all of them mean "refused"
             raise CompileError(
                 f"{source.entry} ({variant}, {config}) for {gpu.name}: {_reason(error)}"
@@ -109,7 +115,10 @@ class _isolated_triton:
 
 def _reason(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: " + (" / ".join(lines[-3:]) if lines else "no message")
+    said = f"{type(error).__name__}: " + (" / ".join(lines[-3:]) if lines else "no message")
+    if "gpu-name" in said or "Unsupported .version" in said:
+        said += "; this ptxas is too old for it: install a newer triton, or set TRITON_PTXAS_PATH to a newer ptxas"
+    return said
 
 
 def _tool(name: str) -> Path:

@@ -7,7 +7,8 @@ import os
 import pickle
 import sys
 
-from sparsegen.launch.binary import CompileError, compile_kernel, record
+from sparsegen.errors import SparsegenError
+from sparsegen.launch.binary import compile_kernel, record
 from sparsegen.launch.pool import Job
 
 
@@ -20,7 +21,7 @@ def main() -> None:
         try:
             binary = compile_kernel(job.source, job.config, job.variant, job.gpu, job.directory)
             answer: dict[str, object] = {"binary": record(binary)}
-        except CompileError as error:
+        except SparsegenError as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

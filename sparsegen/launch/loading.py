@@ -46,7 +46,7 @@ class Loaded:
         self._device, self._current = device, torch.cuda.current_device
         self._stream = driver.active.get_current_stream
         self.constants = (None,) * len(source.constexprs)  # they are in the binary
-        chosen = sig.variant_config(config, variant)
+        chosen = sig.variant_config(source, config, variant)
         self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
         threads = int(chosen["num_warps"]) * 32
         properties = torch.cuda.get_device_properties(device)

@@ -42,7 +42,7 @@ def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
     return (FAST, POINTERS, GENERAL) if config["TMA"] else (FAST, GENERAL)
 
 
-def variant_config(config: LaunchConfig, variant: str) -> LaunchConfig:
+def variant_config(source: KernelSource, config: LaunchConfig, variant: str) -> LaunchConfig:
     """The configuration that a variant is compiled with: the tuned one, or small tiles that fit any layout.
 
     The general one keeps below 64 query rows, so below Hopper's asynchronous matrix instructions.  Its loads are too
@@ -53,12 +53,15 @@ def variant_config(config: LaunchConfig, variant: str) -> LaunchConfig:
         return config
     if variant == POINTERS:
         return LaunchConfig.of(config.as_dict() | {"TMA": False})
-    return LaunchConfig.of({name: GENERAL_CONFIG.get(name, value) for name, value in config.values})
+    small = dict(GENERAL_CONFIG)
+    if source.dtype == "float32":
+        small["BLOCK_N"] = 16  # twice the bytes a tile: 99 KiB cards hold head_dim 256 with this
+    return LaunchConfig.of({name: small.get(name, value) for name, value in config.values})
 
 
 def constants(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, Any]:
     """Values of the ``tl.constexpr`` parameters, and ``None`` for arguments that the variant does not use."""
-    chosen = variant_config(config, variant).values
+    chosen = variant_config(source, config, variant).values
     values: dict[str, Any] = {n: v for n, v in chosen if n not in LAUNCH_OPTIONS}
     values["WIDE"] = variant == GENERAL
     if not values["TMA"]:
@@ -101,7 +104,7 @@ def attributes(
     return out
 
 
-def options(config: LaunchConfig, variant: str) -> dict[str, Any]:
+def options(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, Any]:
     """Launch options of Triton.  Fused multiply-add is asked for by name: its default changes between versions."""
-    chosen = variant_config(config, variant)
+    chosen = variant_config(source, config, variant)
     return {name: chosen[name] for name in LAUNCH_OPTIONS} | {"enable_fp_fusion": True}
