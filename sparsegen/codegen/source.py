@@ -6,7 +6,8 @@ import ast
 import hashlib
 from dataclasses import dataclass
 
-from sparsegen.codegen.plan import ForwardPlan, Table, make_plan
+from sparsegen.codegen.plan import ForwardPlan, Table
+from sparsegen.codegen.planner import make_plan
 from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern

@@ -241,7 +241,7 @@ def strides_of(t: Any) -> tuple[int, int, int]:
 
 
 def packed(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> list[Any]:
-    """Arguments after the descriptors, in the order of ``codegen.plan``: numbers, lengths, features, tables."""
+    """Arguments after the descriptors, in the order of ``codegen.planner``: numbers, lengths, features, tables."""
     lengths = (call.q_lengths, call.kv_starts, call.kv_lengths)
     args: list[Any] = [
         *strides,

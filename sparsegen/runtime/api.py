@@ -44,7 +44,7 @@ def compile(
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
-    The callable builds once more, and logs it, when tensors of other dims, dtype or heads arrive.
+    The callable builds once more, without tuning, and logs it, when tensors of other dims, dtype or heads arrive.
     Raises ``UnsupportedError`` for what no template can do, ``ToolchainError`` where there is no GPU.
     """
     found = _pattern(pattern)
@@ -55,12 +55,12 @@ def compile(
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
     request = artifacts.ask(found, problem, None, tune)
 
-    def build(wanted: Problem) -> Kernel:
+    def build(wanted: Problem, level: str) -> Kernel:
         artifact = artifacts.ensure(
             found,
             wanted,
             request.gpu,
-            tune=tune,
+            tune=level,
             store=store,
             builder=builder,
             progress=_logged(found.name),
@@ -68,10 +68,11 @@ def compile(
         return open_kernel(found, wanted, artifact)
 
     def rebuild(wanted: Problem) -> Kernel:
-        log.warning("building %s once more, for %s", found.name, wanted)
-        return build(wanted)
+        # inside a call of the user's: two minutes of tuning are no answer there
+        log.warning("building %s once more, untuned, for %s", found.name, wanted)
+        return build(wanted, "off")
 
-    return Attend(found, request.problem, build(request.problem), rebuild)
+    return Attend(found, request.problem, build(request.problem, tune), rebuild)
 
 
 def load(

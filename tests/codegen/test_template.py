@@ -13,7 +13,8 @@ import pytest
 
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.codegen import source as source_module
-from sparsegen.codegen.plan import ForwardPlan, chunks, make_plan
+from sparsegen.codegen.plan import ForwardPlan
+from sparsegen.codegen.planner import chunks, make_plan
 from sparsegen.codegen.source import _text
 from sparsegen.errors import SparsegenError, UnsupportedError
 from sparsegen.launch.signature import GENERAL_CONFIG
