@@ -68,8 +68,8 @@ class Measured:
 class Row:
     """One measured winner.
 
-    ``time_us`` and ``baseline_us`` (the template's default) are medians of the same rounds; ``noise`` is the
-    baseline's relative spread; ``trials`` counts measured configurations; ``versions`` are of torch, triton and the
+    ``time_us`` and ``baseline_us`` (the template's default) are medians of the same rounds; ``noise`` is how
+    far their ratio strayed from round to round (``measure.Measurement``); ``trials`` counts measured configurations; ``versions`` are of torch, triton and the
     driver; ``date`` is ISO 8601.
     """
 

@@ -52,8 +52,8 @@ class TuneResult:
     """What a tuning found.
 
     ``config`` is never absent: with nothing measured it is the template default, and ``how`` says so.  ``time_us``
-    and ``baseline_us`` (the default configuration) come from the same interleaved rounds; ``noise`` is the
-    baseline's own relative spread there.
+    and ``baseline_us`` (the default configuration) come from the same interleaved rounds; ``noise`` is how
+    far their ratio strayed from round to round there.
     """
 
     config: LaunchConfig

@@ -36,11 +36,24 @@ def test_rounds_interleave_and_alternate():
 
 
 def test_a_gain_within_the_noise_is_no_win():
-    noisy = [100.0, 104.0, 98.0, 101.0, 100.0]
+    noisy = [100.0, 104.0, 98.0, 103.0, 97.0]
     measured, _ = run([97.0], noisy)
-    assert measured.noise == pytest.approx(0.06)
-    assert not measured.beats
-    assert run([93.0], noisy)[0].beats
+    ratios = sorted(97.0 / t for t in noisy)
+    assert measured.noise == pytest.approx(2 * 1.4826 * (ratios[2] - ratios[1]))
+    assert 0.08 < measured.noise < 0.09 and not measured.beats
+    assert run([88.0], noisy)[0].beats
+
+
+def test_heat_that_slows_both_is_no_noise():
+    """Both a third slower at the end: the ratio of every round says the same."""
+    heat = [1.0, 1.1, 1.2, 1.3, 1.35]
+    measured, _ = run([96.0 * h for h in heat], [100.0 * h for h in heat])
+    assert measured.noise == pytest.approx(0.0) and measured.beats
+
+
+def test_one_odd_round_is_no_noise():
+    measured, _ = run([96.0, 96.0, 180.0, 96.0, 96.0], [100.0])
+    assert measured.noise == 0.0 and measured.beats
 
 
 def test_an_outlier_round_moves_no_median():
