@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ANALYSIS = threading.Lock()
 SCHEDULE, SOURCE, PATTERN = "schedule.txt", "kernel.py", "pattern.yaml"
 
 

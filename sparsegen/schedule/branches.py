@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsegen.schedule.facts import (
+    ANALYSIS,
     BUDGET,
     Domain,
     bound,
@@ -139,16 +140,17 @@ def proof_budget(steps: int = PROOF_STEPS) -> Iterator[None]:
 
     Starts without remembered proofs: what was analysed before in this process must not decide how far it gets.
     """
-    if BUDGET.left is not None:
-        yield
-        return
-    simplify.cache_clear()
-    facts_of.cache_clear()
-    BUDGET.left = steps
-    try:
-        yield
-    finally:
-        BUDGET.left = None
+    with ANALYSIS:
+        if BUDGET.left is not None:  # this thread's own, since it holds the lock
+            yield
+            return
+        simplify.cache_clear()
+        facts_of.cache_clear()
+        BUDGET.left = steps
+        try:
+            yield
+        finally:
+            BUDGET.left = None
 
 
 def inside(a: Cube, b: Cube, dom: Domain) -> bool:

@@ -18,7 +18,7 @@ from sparsegen.errors import UnsupportedError
 from sparsegen.schedule import canonical, naming, reach
 from sparsegen.schedule.branches import Branch
 from sparsegen.schedule.choose import choose
-from sparsegen.schedule.facts import ANY_LENGTH
+from sparsegen.schedule.facts import ANALYSIS, ANY_LENGTH
 from sparsegen.schedule.formula import Cube, dnf_text
 from sparsegen.schedule.normalise import to_dnf
 from sparsegen.schedule.tiling import close
@@ -77,9 +77,10 @@ def build_from_exprs(
 ) -> Schedule:
     """The schedule of masks per group of heads: (inclusive head ranges, None = the rest, mask)."""
     plan = Plan(align, tuple(lengths), tuple(Draft(heads, mask) for heads, mask in rules))
-    for name, run in PASSES:
-        plan = run(plan)
-        _check(name, plan)
+    with ANALYSIS:
+        for name, run in PASSES:
+            plan = run(plan)
+            _check(name, plan)
     classes = tuple(
         HeadClass(c.heads, (Sweep(IDENTITY, c.segments),), dnf_text(c.cubes)) for c in plan.classes
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +49,10 @@ ANY_LENGTH = Domain(-_FURTHEST, _FURTHEST, _FURTHEST, 2 * _FURTHEST)
 
 class Exhausted(Exception):
     """The budget of proofs is used up; the caller keeps the best plan so far."""
+
+
+# One analysis at a time in a process: what another thread proves, and so remembers, must not decide how far a budget goes.
+ANALYSIS = threading.RLock()
 
 
 class Budget:
