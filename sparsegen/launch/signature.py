@@ -18,7 +18,6 @@ from sparsegen.codegen.template import LAUNCH_OPTIONS
 
 FAST, POINTERS, GENERAL = "fast", "pointers", "general"
 TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
 

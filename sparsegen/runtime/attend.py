@@ -158,7 +158,8 @@ class Attend:
             launch = kernel.prepare(q, k, v, out, call)
             launch(q, k, v, out, lse, variant)
             if plain:
-                if len(self._ready) >= LAYOUTS_KEPT:
+                # a launch keeps its tables alive
+                if len(self._ready) >= (TABLES_KEPT if kernel.source.tables else LAYOUTS_KEPT):
                     self._ready.clear()
                 self._ready[_layout(q, k, v)] = launch
         return (out, lse) if return_lse else out

@@ -106,6 +106,10 @@ def driver_version() -> str | None:
 
 
 def _version(name: str) -> str:
+    if name == "sparsegen":  # runs from a checkout too, where no package is installed
+        from sparsegen import __version__
+
+        return __version__
     try:
         return version(name)
     except PackageNotFoundError:
