@@ -1,39 +1,59 @@
-"""The schedule: a frozen tree that says which key tiles each query tile visits, and what is still tested there.
+"""The schedule: frozen records of what a kernel does for any call of a pattern.
 
-    Schedule   → HeadClass per group of heads with the same mask
+    Schedule   → HeadClass per set of heads with equal masks
     HeadClass  → Sweep per query tiling (one kernel loop nest; softmax state stays in registers inside a sweep)
-    Sweep      → Segment per disjoint branch: a range of keys in closed form for any query tile
+    Sweep      → Segment per disjoint branch: a box of keys in closed form for any query tile
     Segment    → Span per loop over key tiles: head | full | tail | whole
+
+Positions are written in mixed-radix digits.  With cuts (c1, c2), c1 | c2, the steps are (1, c1, c2) and
+
+    q = x0 + c1*x1 + c2*x2,  0 <= x0 < c1,  0 <= x1 < c2/c1,  x2 any integer (the top axis)
+
+No cuts: one axis, and it keeps the plain name, ``q`` for queries and ``k`` for keys; with cuts the axes are
+``x0, x1, ...`` and ``y0, y1, ...``.  A query tile is a box of digits: ``extent[t]`` values on the lower axis t, and
+BLOCK_M / prod(extent) on the top axis.  (c, extent 1): the tile is one residue class.  (w, extent 8) on a grid of
+rows of w: a box 8 wide.  The top axis starts at floor(first query / top step), lower axes at 0; a tile holds dead rows
+where a lower axis, or the call, ends inside it.
 
 All ranges are forms (``forms.Lin``), not numbers, so one schedule serves every length and every tile size:
 
-    q_first, q_last   absolute positions of the first and the last row of the query tile (clipped to the last query)
-    k_first, k_last   absolute positions of the first and the last key of the call (of the batch entry)
-    q, k              absolute positions of one row, of one key (row forms and tests only)
-    q_len, kv_len     lengths of the call
+    q_first, q_last     first and last row of the query tile (clipped to the last query), where there are no query cuts
+    x0                  digit of all rows of the tile, on an axis of extent 1
+    x1_first, x1_last   first and last digit of the tile on any other axis (clipped to the axis, or the last query)
+    k_first, k_last     absolute positions of the first and the last key of the call (of the batch entry)
+    q or x0, x1, ...    of one row; k or y0, y1, ... of one key (row forms and tests only; a test may use q and k as well)
+    q_len, kv_len       lengths of the call
 
-Key tiles of a segment start at ``tile_lo`` and step by BLOCK_N; entries beyond ``tile_hi`` are computed and masked.
-With a full part (``full_lo`` <= ``full_hi`` and every guard holds), writing a = tile_lo and N = BLOCK_N:
+A segment's keys are a box of key digits: the top axis from ``tile_lo`` to ``tile_hi``, the lower axis t from
+``inner[t]``'s first to its second form.  Its entries are numbered e = 0, 1, ... with axis 0 fastest; w is the product of
+the lower sizes (1 without key cuts), n = (tile_hi - tile_lo + 1) * w entries in all.  A key tile is BLOCK_N
+consecutive entries; entries from n on are computed and masked.  Without key cuts entry e is key tile_lo + e.
+With a full part (``full_lo`` <= ``full_hi`` on the top axis, and every guard holds), writing N = BLOCK_N:
 
-    body_lo = a + ceil((full_lo - a) / N) * N
-    body    = max((full_hi + 1 - body_lo) // N, 0) key tiles             (0 where a guard fails)
-    body > 0:   head = [a, body_lo), full = [body_lo, body_lo + body*N), tail = [body_lo + body*N, tile_hi]
-    body == 0:  whole = [a, tile_hi]
+    head = ceil((full_lo - tile_lo) * w / N) key tiles
+    body = max(((full_hi + 1 - tile_lo) * w) // N - head, 0) key tiles   (0 where a guard fails)
+    body > 0:   head tiles are "head", the next body tiles "full", the rest to the end of the box "tail"
+    body == 0:  all tiles are "whole"
 
 Spans that would say the same are left out, so a segment has one of these lists:
 
     (whole,)                    no full part (``full_lo`` is None): body = 0 on every tile
-    (full, tail)                no row starts later than the tile does, so body_lo = a and the head is empty;
-                                where body == 0 the tail covers [a, tile_hi], its tests suffice
+    (full, tail)                full_lo = tile_lo on every tile, so the head is empty;
+                                where body == 0 the tail covers the whole box, its tests suffice
     (full, tail, whole)         the same, but tiles without a full part test more (conditions on rows)
-    (head, full, tail)          several alternatives: head and tail carry all tests; body == 0: tail = [a, tile_hi]
+    (head, full, tail)          several alternatives: head and tail carry all tests; body == 0: the tail covers the box
     (head, full, tail, whole)   as above
 
 Why head tests only lower limits and tail only upper ones: when the body is not empty every key of the head is below
 ``full_hi``, so below every row's upper limit (and a key of the call), and every key of the tail is above ``full_lo``.
 Conditions on rows alone are guards, so they hold for all rows wherever there is a body.  No length, no tile size.
+What neither the box nor a row limit says is in ``tests`` of head, tail and whole alike.  Without key cuts keys lie in
+[k_first, k_last] by the box; with them ``tests`` say so wherever the box does not.
 
 A segment with a ``table`` has one span (whole,): its key tiles come from the table, not from tile_lo..tile_hi.
+
+Sweeps of a class run in order.  The first starts from an empty softmax state and writes OUT and LSE of every row; each
+later one takes the state up from there (acc = OUT, sum = 1, maximum = LSE), for the rows that it sees keys for.
 """
 
 from __future__ import annotations
@@ -50,7 +70,9 @@ class Tiling:
     """How a query tile and a key tile lie on the positions.
 
     ``q_cuts`` / ``k_cuts`` split a position into mixed-radix digits, ``()`` means runs of neighbours (the identity).
-    ``extent`` gives the tile's size on every query axis; ``()`` = all of BLOCK_M on the only axis.
+    ``extent``: the query tile's size on every lower axis, as many as there are query cuts, powers of two with a product
+    of 16 at most, so that any BLOCK_M holds them; the top axis gets the rest of BLOCK_M.
+    Segments of one sweep have equal ``q_cuts`` and ``extent``; each has ``k_cuts`` of its own.
     """
 
     q_cuts: tuple[int, ...] = ()
@@ -82,7 +104,7 @@ Test = Range | AnyOf | NoneOf
 class Span:
     """One loop over key tiles of a segment.
 
-    ``lower``: test k >= row_lo(q).  ``upper``: test k <= row_hi(q).  ``tests``: what no row limit can say.
+    ``lower``: test top key axis >= row_lo.  ``upper``: test it <= row_hi.  ``tests``: what no row limit can say.
     """
 
     kind: str  # "head" | "full" | "tail" | "whole"
@@ -112,10 +134,10 @@ class Segment:
     name: str
     branch: Branch
     tiling: Tiling
-    row_lo: Lin  # form in q, k_first, k_last: first key row q may see (never below k_first)
-    row_hi: Lin  # last key row q may see (never above k_last)
-    tile_lo: Lin  # form in q_first, q_last, k_first, k_last: first key of the tile's range
-    tile_hi: Lin  # last key; empty where tile_lo > tile_hi
+    row_lo: Lin  # form in a row's axes, k_first, k_last: first value of the top key axis that the row may see
+    row_hi: Lin  # last one.  Without key cuts they are keys of the call: never below k_first, never above k_last
+    tile_lo: Lin  # form in the tile's symbols, k_first, k_last: first value of the top key axis
+    tile_hi: Lin  # last one; the box is empty where tile_lo > tile_hi
     live: tuple[
         Lin, ...
     ]  # the segment is empty for a tile where any of these is negative (conditions on rows alone)
@@ -125,6 +147,8 @@ class Segment:
         tuple[Lin, ...], ...
     ]  # full part exists only where in every tuple some form is >= 0
     spans: tuple[Span, ...]
+    inner: tuple[tuple[Lin, Lin], ...] = ()  # first and last digit on every lower key axis, one pair a key cut;
+    # the box is empty where a first exceeds its last
     width: int | None = (
         None  # most keys that tile_lo..tile_hi can hold on any tile, where that is a constant
     )
@@ -133,10 +157,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One kernel loop nest: all segments share the query tiling and the softmax state."""
+    """One kernel loop nest: all segments share the query tiling and the softmax state.
+
+    ``tiling.k_cuts`` is () here: segments have their own.  ``rows``: only query positions first..last (inclusive) are
+    swept; the segments show nothing elsewhere; query tiles start at the first of them (no query cuts).
+    ``split``: few rows with many keys: the entries of every segment are cut into chunks, one program each, and the
+    partial states are joined afterwards.  Never the first sweep of a class, and never with query cuts or a table.
+    """
 
     tiling: Tiling
     segments: tuple[Segment, ...]
+    rows: tuple[int, int] | None = None
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,3 +197,4 @@ class Schedule:
         None  # proven only for q >= min_position; None = for q >= -max_position, or any
     )
     notes: tuple[str, ...] = field(default=())  # what the passes found, for ``show --explain``
+    label: str = "runs"  # which of the pattern's candidate schedules this is; unique among them, stable between runs
