@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from sparsegen.errors import UnsupportedError
+from sparsegen.errors import TuneError, UnsupportedError
 from sparsegen.spec.gpu import current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
@@ -48,7 +48,11 @@ def main() -> None:
         if result.time_us is None:
             print(f"{name}: nothing measured: {result.how}", flush=True)
             continue
-        keep(target, result)
+        try:
+            keep(target, result)
+        except TuneError as error:  # said, and the next pattern's turn
+            print(f"{name}: not kept: {error}", flush=True)
+            continue
         print(
             f"{name} {target.q_len}x{target.kv_len}: {result.time_us:.1f} us, default {result.baseline_us:.1f} us, "
             f"noise {result.noise:.1%}, {result.complete} measured, {failed} failed, {time.time() - begin:.0f} s: {result.config}",
