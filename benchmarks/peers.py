@@ -50,28 +50,48 @@ def python_text(e: Any) -> str:
     raise TypeError(f"flex gets no {e!r}")
 
 
-def flex(pattern: Pattern, q: Any, k: Any, v: Any) -> dict[str, Launch]:
-    """Compiled FlexAttention: default, max-autotune, and its TMA option.  Building the block mask is timed apart."""
+# How flex is compiled: name → (mode of torch.compile, kernel options).
+FLEX: dict[str, tuple[str | None, dict[str, Any] | None]] = {
+    "flex": (None, None),
+    "flex max-autotune": ("max-autotune-no-cudagraphs", None),
+    "flex USE_TMA": (None, {"USE_TMA": True}),
+}
+# Its default, and what max-autotune chose (H200, torch 2.11, 2026-11-29): 64 x 64 or 128 x 64 in every case of
+# head_dim 128, 128 x 128 for 96 and 192.
+FLEX_QUICK: dict[str, tuple[str | None, dict[str, Any] | None]] = {
+    "flex": (None, None),
+    "flex 64x64": (None, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}),
+    "flex 128x64": (None, {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}),
+    "flex 128x128": (None, {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}),
+}
+
+
+def flex(
+    pattern: Pattern, q: Any, k: Any, v: Any, modes: Any = None, mask_time: bool = True
+) -> dict[str, Launch]:
+    """Compiled FlexAttention in each mode (``FLEX``, or ``FLEX_QUICK``).
+
+    Building the block mask is compiled and timed apart; ``mask_time`` False builds it uncompiled, which takes
+    q_len * kv_len bytes and more, and no time is told.
+    """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     ((_, mask),) = pattern.exprs
     q_len, kv_len = q.shape[2], k.shape[2]
     text = f"lambda b, h, i, k: (lambda q: {python_text(mask)})(i + {kv_len - q_len})"
     mask_mod = eval(text, {"torch": torch})  # our own text, printed two lines above
-    build = torch.compile(create_block_mask, dynamic=False)
+    build = torch.compile(create_block_mask, dynamic=False) if mask_time else create_block_mask
     block_mask = build(mask_mod, None, None, q_len, kv_len, device=q.device)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    block_mask = build(mask_mod, None, None, q_len, kv_len, device=q.device)
-    torch.cuda.synchronize()
-    mask_ms = 1e3 * (time.perf_counter() - start)
+    mask_ms = 0.0
+    if mask_time:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        block_mask = build(mask_mod, None, None, q_len, kv_len, device=q.device)
+        torch.cuda.synchronize()
+        mask_ms = 1e3 * (time.perf_counter() - start)
     gqa = q.shape[1] != k.shape[1]
     out: dict[str, Launch] = {}
-    for name, mode, options in (
-        ("flex", None, None),
-        ("flex max-autotune", "max-autotune-no-cudagraphs", None),
-        ("flex USE_TMA", None, {"USE_TMA": True}),
-    ):
+    for name, (mode, options) in (modes or FLEX).items():
         torch._dynamo.reset()
         fn = torch.compile(flex_attention, dynamic=False, mode=mode)
 

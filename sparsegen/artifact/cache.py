@@ -32,6 +32,7 @@ class EntryInfo:
     pattern: str
     gpu: str
     dtype: str
+    schedule: str
     config: str
     chosen_by: str
     key: str  # 12 hex digits
@@ -149,13 +150,14 @@ def _info(path: Path, manifest: Manifest | Exception, key12: str, superseded: bo
         name = parts.name if parts else path.name
         made = datetime.fromtimestamp(path.lstat().st_mtime, timezone.utc)
         return EntryInfo(
-            path, name, "", "", "", "", key12, size, _age(made), superseded, str(manifest)
+            path, name, "", "", "", "", "", key12, size, _age(made), superseded, str(manifest)
         )
     return EntryInfo(
         path=path,
         pattern=manifest.pattern,
         gpu=manifest.key.gpu,
         dtype=manifest.key.dtype,
+        schedule=manifest.decision.label,
         config=str(manifest.decision.config),
         chosen_by=manifest.decision.chosen_by,
         key=key12,

@@ -6,8 +6,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,32 +14,43 @@ from sparsegen.artifact.build import Progress, Request
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.key import ArtifactKey, installed
 from sparsegen.artifact.manifest import Decision, Variant, level_at_least
+from sparsegen.artifact.rendering import (
+    PATTERN,
+    SCHEDULE,
+    SOURCE,
+    considered,
+    rendered,
+    schedule_of,
+)
 from sparsegen.artifact.store import default_root
 from sparsegen.artifact.tools import tool_version
 from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.tune.schedules import candidates_of, joined, labels_of, split, times_us
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource
     from sparsegen.launch import Binary
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.pattern import Pattern
-    from sparsegen.spec.problem import Problem
 
 log = logging.getLogger(__name__)
-
-SCHEDULE, SOURCE, PATTERN = "schedule.txt", "kernel.py", "pattern.yaml"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration and how it was found; times in µs where something was measured."""
+    """A schedule, a configuration of the template, and how they were found; times in µs where something was measured.
 
+    ``times_us``: the best time of every schedule that was measured, by label.
+    """
+
+    label: str
     config: LaunchConfig
     how: str
     level: str  # tuning level that was reached
     time_us: float | None = None
     baseline_us: float | None = None
     measured: str = ""
+    times_us: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,9 @@ class Compiler:
         from sparsegen.codegen import load_template
 
         request.pattern.head_rule_of(request.problem.heads)
-        schedule, _ = _rendered(request.pattern, request.problem, self.template)
         which = load_template(self.template)
+        schedule = candidates_of(request.pattern, request.problem)[0].schedule
+        rendered(request.pattern, schedule, request.problem, self.template)
         return ArtifactKey.of(request.pattern, request.problem, request.gpu, schedule, which)
 
     def versions(self) -> Mapping[str, str]:
@@ -83,12 +94,16 @@ class Compiler:
         decision = artifact.manifest.decision
         if not level_at_least(decision.tune, request.tune):
             return False
-        return decision.tune != "off" or decision.config == self._looked_up(request).config
+        if decision.tune != "off":
+            return True
+        now = self._looked_up(request)
+        return (decision.label, decision.config) == (now.label, now.config)
 
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
         """The pipeline."""
-        schedule, source = _rendered(request.pattern, request.problem, self.template)
         choice = self._choose(request, progress)
+        schedule = schedule_of(request.pattern, request.problem, choice.label)
+        source = rendered(request.pattern, schedule, request.problem, self.template)
         binaries = self._compile(request, source, choice.config, directory)
         _write_texts(request.pattern, schedule, source, directory)
         return _decision(request, choice, binaries)
@@ -101,28 +116,34 @@ class Compiler:
         from sparsegen.tune.store import lookup
 
         which = load_template(self.template)
-        config, step = lookup(request.pattern, request.problem, request.gpu, which)
-        return Choice(config, step, "off")
+        labels = labels_of(candidates_of(request.pattern, request.problem))
+        config, step = lookup(request.pattern, request.problem, request.gpu, which, labels)
+        return Choice(*split(config, labels), step, "off")
 
     def _tuned(self, request: Request, progress: Progress | None) -> Choice:
         from sparsegen.tune.target import KernelTarget
         from sparsegen.tune.tuner import QUICK, full, tune
 
+        target = KernelTarget.of(
+            request.pattern, request.problem, request.gpu, template=self.template
+        )
+        known = self._looked_up(request)
         result = tune(
-            KernelTarget.of(request.pattern, request.problem, request.gpu, template=self.template),
+            target,
             budget=QUICK if request.tune == "quick" else full(self.full_budget_s),
             storage=_studies(request) if self.storage is None else self.storage,
-            seeds=[self._looked_up(request).config],
+            seeds=[joined(known.config, known.label, target.labels), *target.starts],
             jobs=self.jobs,
             progress=lambda p: progress(p.done, p.total, str(p)) if progress else None,
         )
         return Choice(
-            result.config,
+            *split(result.config, target.labels),
             f"study: {result.how}",
             request.tune if result.complete else "off",  # a study that was kept out reached nothing
             result.time_us,
             result.baseline_us,
             f"q_len, kv_len {request.problem.lengths[0]}; study in {result.storage}",
+            times_us(result.trials, target.labels),
         )
 
     def _compile(
@@ -150,16 +171,6 @@ class Compiler:
         return built
 
 
-@lru_cache(maxsize=64)
-def _rendered(pattern: Pattern, problem: Problem, template: str) -> tuple[Schedule, KernelSource]:
-    """Schedule and kernel text; kept, since the key, the check and the build ask for the same ones."""
-    from sparsegen.codegen import render
-    from sparsegen.schedule.build import build
-
-    schedule = build(pattern, problem)
-    return schedule, render(pattern, schedule, problem, template)
-
-
 def _write_texts(
     pattern: Pattern, schedule: Schedule, source: KernelSource, directory: Path
 ) -> None:
@@ -173,7 +184,12 @@ def _write_texts(
 def _decision(request: Request, choice: Choice, binaries: list[Binary]) -> Decision:
     from sparsegen.launch.kernel import VARIANT_GUARDS
 
+    listed = candidates_of(request.pattern, request.problem)
+    candidates, predicted_for = considered(listed, choice.times_us)
     return Decision(
+        label=choice.label,
+        candidates=candidates,
+        predicted_for=predicted_for,
         config=choice.config,
         chosen_by=choice.how,
         tune=choice.level,

@@ -217,7 +217,9 @@ def _check_one(item: _Item, store: Store, builder: Builder) -> Result:
         if found is None:
             return said("missing", store.explain_miss(key, item.name))
         if not builder.is_current(request, found):
-            return said("outdated", "tuned/ gives another configuration today", found.path)
+            return said(
+                "outdated", "tuned/ gives another schedule or configuration today", found.path
+            )
     except UnsupportedError as error:
         return said("unsupported", str(error))
     except SparsegenError as error:

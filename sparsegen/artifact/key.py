@@ -107,13 +107,14 @@ class ArtifactKey:
     ) -> ArtifactKey:
         """Key of a pattern for a problem on a GPU type, with the versions installed here.
 
-        ``schedule`` is the pattern's for this problem: its canonical masks are what the key holds.
+        ``schedule`` is any candidate of the pattern for this problem: all have the canonical masks that the key holds.
         """
+        mask, head_rules, max_position, min_position = heads_and_masks(schedule)
         return cls(
-            mask=mask_digest(schedule),
-            head_rules=" | ".join(_heads_text(c.heads) for c in schedule.classes),
-            max_position=schedule.max_position,
-            min_position=schedule.min_position,
+            mask=mask,
+            head_rules=head_rules,
+            max_position=max_position,
+            min_position=min_position,
             align=pattern.align,
             scale=None if pattern.scale is None else float(pattern.scale),
             softcap=None if pattern.softcap is None else float(pattern.softcap),
@@ -170,10 +171,12 @@ def describe_difference(
     return "; ".join(f"{n}: {mine} {_brief(a)}, {theirs} {_brief(b)}" for n, a, b in difference)
 
 
-def mask_digest(schedule: Schedule) -> str:
-    """sha256 (hex) of the canonical mask of every group of heads."""
-    text = "\n".join(f"{_heads_text(c.heads)}: {c.mask_text}" for c in schedule.classes)
-    return hashlib.sha256(text.encode()).hexdigest()
+def heads_and_masks(schedule: Schedule) -> tuple[str, str, int | None, int | None]:
+    """The fields of a key that a schedule gives: mask, head_rules, max_position, min_position."""
+    rules = [_heads_text(c.heads) for c in schedule.classes]
+    text = "\n".join(f"{h}: {c.mask_text}" for h, c in zip(rules, schedule.classes, strict=True))
+    mask = hashlib.sha256(text.encode()).hexdigest()
+    return mask, " | ".join(rules), schedule.max_position, schedule.min_position
 
 
 @cache

@@ -18,7 +18,7 @@ from sparsegen.artifact.key import ArtifactKey, describe_difference
 from sparsegen.codegen.knobs import LaunchConfig, Value
 from sparsegen.errors import ArtifactError
 
-SCHEMA = 1
+SCHEMA = 2  # 1 knew one schedule a pattern
 MANIFEST = "manifest.json"
 MAX_BYTES = 4 << 20  # a manifest is some kilobytes; a larger file is not one
 LEVELS = ("off", "quick", "full")  # tuning, in rising order
@@ -50,16 +50,29 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Considered:
+    """A candidate schedule: its predicted time, and the best that was measured with it, None where nothing was."""
+
+    label: str
+    predicted_ms: float
+    measured_us: float | None
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a builder decided for a key.
 
-    ``chosen_by`` says how the configuration was found (a study, a step of the ``tuned/`` look-up, the template's default);
+    ``label`` names the schedule; it is one of ``candidates``, best prediction first, which were predicted for the call
+    ``predicted_for``.  ``config`` is the template's.  ``chosen_by`` says how the configuration was found (a study, a step of the ``tuned/`` look-up, the template's default);
     ``tune`` is the level that was reached, one of ``LEVELS``.  ``time_us`` and
     ``baseline_us`` are medians where something was measured, ``measured`` says what and when.
     ``problem`` is the problem that the configuration was chosen for (its lengths are not in the key).
     ``schedule`` names the file with the schedule dump, ``source`` the generated kernel.
     """
 
+    label: str
+    candidates: tuple[Considered, ...]
+    predicted_for: str
     config: LaunchConfig
     chosen_by: str
     tune: str
@@ -209,8 +222,9 @@ def _manifest(data: dict[str, Any]) -> Manifest:
 
 def _decision(data: Any) -> Decision:
     _names(data, {f.name for f in fields(Decision)}, "decision")
-    plain = {"chosen_by": str, "tune": str, "schedule": str, "source": str, "problem": dict}
-    values = _typed(data, {**plain, "measured": str}, "decision", whole=False)
+    texts = ("label", "predicted_for", "chosen_by", "tune", "schedule", "source", "measured")
+    types: dict[str, type] = {"problem": dict, **dict.fromkeys(texts, str)}
+    values = _typed(data, types, "decision", whole=False)
     if values["tune"] not in LEVELS:
         raise ValueError(f"decision.tune: {values['tune']!r} is not one of {', '.join(LEVELS)}")
     config = data["config"]
@@ -218,13 +232,26 @@ def _decision(data: Any) -> Decision:
         type(v) not in (int, bool, str) for v in config.values()
     ):
         raise ValueError("decision.config must map knobs to numbers, booleans and texts")
+    candidates = tuple(map(_considered, data["candidates"]))
+    if values["label"] not in [c.label for c in candidates]:
+        raise ValueError(f"decision.label: {values['label']!r} is none of its candidates")
     return Decision(
+        candidates=candidates,
         config=LaunchConfig.of(config),
         variants=tuple(map(_variant, data["variants"])),
         time_us=_number(data["time_us"]),
         baseline_us=_number(data["baseline_us"]),
         **values,
     )
+
+
+def _considered(data: Any) -> Considered:
+    _names(data, {f.name for f in fields(Considered)}, "candidate")
+    predicted = _number(data["predicted_ms"])
+    if predicted is None:
+        raise ValueError("candidate.predicted_ms must be a number")
+    label = _typed(data, {"label": str}, "candidate", whole=False)["label"]
+    return Considered(label, predicted, _number(data["measured_us"]))
 
 
 def _variant(data: Any) -> Variant:
@@ -271,6 +298,7 @@ def _plain(manifest: Manifest) -> dict[str, Any]:
     config: dict[str, Value] = decision.config.as_dict()
     plain = {f.name: getattr(decision, f.name) for f in fields(Decision)}
     plain.update(config=config, problem=dict(decision.problem))
+    plain["candidates"] = [dict(vars(c)) for c in decision.candidates]
     plain["variants"] = [{**vars(v), "files": list(v.files)} for v in decision.variants]
     return {
         "schema": SCHEMA,

@@ -71,7 +71,9 @@ def tune(
 
     rows = [tune_one(p, storage=storage, budget_s=budget, keep=keep, jobs=jobs) for p in patterns]
     header = ("pattern", "best_us", "default_us", "measured", "config", "how")
-    emit(rows, as_json, table(header, [[r[name] for name in header] for r in rows]))
+    lines = [table(header, [[r[name] for name in header] for r in rows])]
+    lines += [f"{r['pattern']}: schedule: {r['schedule']}" for r in rows]
+    emit(rows, as_json, "\n".join(lines))
 
 
 def warm(gpu: Gpus, patterns: Patterns = None, jobs: Jobs = None, as_json: Json = False) -> None:

@@ -43,12 +43,16 @@ def show(
     kv_length: Annotated[
         int | None, typer.Option(min=1, help="Keys; the same as N,M in --length.")
     ] = None,
-    tile: Annotated[str, typer.Option(metavar="MxN", help="Tile to count for.")] = "64x64",
+    tile: Annotated[
+        str, typer.Option(metavar="MxN", help="Tile to choose the schedule for, and to count at.")
+    ] = "128x64",
     runtime: Annotated[
         Path | None, typer.Option(help="YAML or JSON with the data of run-time nodes.")
     ] = None,
     head: Annotated[int, typer.Option(min=0, help="Head to draw and count.")] = 0,
-    explain: Annotated[bool, typer.Option("--explain", help="Forms, tests and notes too.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Forms, candidate schedules and notes too.")
+    ] = False,
     png: Annotated[Path | None, typer.Option(help="Draw the pattern into this file.")] = None,
     as_json: Json = False,
 ) -> None:

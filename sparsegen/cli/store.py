@@ -18,10 +18,14 @@ def ls(as_json: Json = False) -> None:
 
     entries = list_entries()
     rows = [
-        (e.pattern, e.gpu, e.dtype, e.key, size(e.size_bytes), age(e.age_s), e.fault or e.config)
+        (
+            *(e.pattern, e.gpu, e.dtype, e.key, size(e.size_bytes), age(e.age_s), e.schedule),
+            e.fault or e.config,
+        )
         for e in entries
     ]
-    text = table(("pattern", "gpu", "dtype", "key", "size", "age", "configuration"), rows)
+    header = ("pattern", "gpu", "dtype", "key", "size", "age", "schedule", "configuration")
+    text = table(header, rows)
     emit([entry_dict(e) for e in entries], as_json, text)
 
 

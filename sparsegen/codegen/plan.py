@@ -50,6 +50,8 @@ class Loop:
     stages: str
     comment: str
     span: SpanPlan
+    checked: bool  # an entry of a box may be no key of the call
+    keys: tuple[str, ...]  # set the keys of a tile of entries of a box
 
 
 @dataclass(frozen=True)
@@ -66,21 +68,25 @@ class WalkPlan:
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """One segment: its key ranges for a row and for a tile of rows, and its loops, as Triton text."""
+    """One segment: its key ranges for a row and for a tile of rows, and its loops, as Triton text.
+
+    Loops run from ``lo`` to ``end``: over keys, or over the entries of a ``box`` of key digits.
+    """
 
     name: str
     comment: str
     row_lo: str
     row_hi: str
-    tile_lo: str
-    tile_hi: str
-    live: str
-    full_lo: str  # "" where no tile has a full part
-    full_end: str
+    lo: str  # "" for a box, whose entries are counted from 0
+    end: str
+    some: str  # whether it holds any key of the tile
+    body_lo: str  # "" where no tile has a full part
+    body_end: str
     body_holds: str
     block: str
     tma: str
     loops: tuple[Loop, ...]
+    box_lines: tuple[str, ...]  # set the first digits and the sizes of a box; () for a run of keys
     table: WalkPlan | None
 
 
@@ -88,9 +94,46 @@ class SegmentPlan:
 class ClassPlan:
     """Heads with one mask: the condition that picks them, and their segments."""
 
-    keyword: str  # "if h == 1", "elif …", "else"
+    keyword: str  # "if h == 1", "elif …", "else"; "" where they are all heads of the launch
     comment: str
     segments: tuple[SegmentPlan, ...]
+    adds: str  # whether any segment holds a key of the tile; "" where that is not asked
+
+
+@dataclass(frozen=True)
+class RowsPlan:
+    """Rows of a query tile as Triton text."""
+
+    lines: tuple[str, ...]  # set q_pos, rows, live_rows, and the symbols of the tile
+    gathered: bool  # rows lie anywhere in memory, at ``rows``; else one after the other, at ``row + rows``
+    valid: str  # rows that are queries of the call
+    stored: str  # rows of the outputs that this tile writes
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """Query positions whose keys are cut into chunks."""
+
+    start: str  # position of row 0 of the partial results
+    rows: str  # how many rows they have
+    last: str  # last position; "" where it is the call's
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One launch: a function of the module."""
+
+    function: str
+    summary: str
+    chained: bool
+    heads: tuple[
+        str, ...
+    ]  # lines: number of heads and head of the program, where not all take part
+    rows: RowsPlan
+    classes: tuple[ClassPlan, ...]
+    runs: bool  # some segment's keys are one run
+    split: SplitPlan | None
+    combine: bool
 
 
 @dataclass(frozen=True)
@@ -112,7 +155,9 @@ class ForwardPlan:
     prescaled: bool  # scores are scaled before the mask and not inside the softmax
     softmax_scale: str
     tables: tuple[Table, ...]
-    classes: tuple[ClassPlan, ...]
+    launches: tuple[LaunchPlan, ...]
+    gathers: bool  # some rows of queries or keys are gathered
+    most_chunks: int  # of a split launch
     parameters: tuple[str, ...]
     types: tuple[str, ...]  # of the parameters: dtype pointers, "stride", i32, i64, fp32, "desc:k0"
     constexprs: tuple[str, ...]  # of the kernel, after the parameters

@@ -1,33 +1,22 @@
 """A schedule and a problem turned into what a template is given.
 
-All arithmetic and string building of code generation is here and in ``text``.  ``ClassPlan``, ``SegmentPlan``, ``Loop``
-and ``SpanPlan`` are the schedule's classes of heads, segments and spans as text.
+All arithmetic and string building of code generation is here and in ``grids`` (which sweeps are one launch), ``rows``
+(the query tile), ``segments`` (key ranges and loops) and ``text``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparsegen.codegen import text
-from sparsegen.codegen.plan import (
-    Chunk,
-    ClassPlan,
-    ForwardPlan,
-    Loop,
-    SegmentPlan,
-    SpanPlan,
-    Table,
-    WalkPlan,
-)
+from sparsegen.codegen.grids import MOST_CHUNKS, Grid, Launch, launches_of
+from sparsegen.codegen.plan import Chunk, ClassPlan, ForwardPlan, LaunchPlan, SplitPlan, Table
+from sparsegen.codegen.rows import rows_plan, varying
+from sparsegen.codegen.segments import Around, segment_plan, symbols
+from sparsegen.codegen.terms import Terms, tables_of
 from sparsegen.errors import UnsupportedError
-from sparsegen.schedule.forms import Lin, Opaque, variables
-from sparsegen.schedule.formula import Range
-from sparsegen.schedule.tree import AnyOf, HeadClass, NoneOf, Schedule, Segment, Span
-from sparsegen.spec.expr import Term
+from sparsegen.schedule.tree import HeadClass, Schedule, Sweep
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
-
-NARROW = 64  # a segment that never shows more keys than this has a key tile of its own size
 
 
 def chunks(columns: int) -> tuple[Chunk, ...]:
@@ -55,23 +44,18 @@ def make_plan(
     knobs: Iterable[str],
 ) -> ForwardPlan:
     """The plan of the forward kernel for one pattern and one set of dims."""
-    tables = _tables(schedule)
-    printer = _Terms(tables)
-    classes = tuple(
-        ClassPlan(
-            keyword=_keyword(i, len(schedule.classes), cls.heads),
-            comment=cls.mask_text,
-            segments=tuple(
-                _segment(seg, tables, printer) for sweep in cls.sweeps for seg in sweep.segments
-            ),
-        )
-        for i, cls in enumerate(_rest_last(schedule))
+    tables = tables_of(schedule)
+    launches = launches_of(schedule)
+    plans = tuple(
+        _launch(i, len(launches), x, tables, pattern.alibi) for i, x in enumerate(launches)
     )
+    splits = any(x.grid.split for x in launches)
     # the softmax takes its maximum before scaling, which needs a positive scale
     prescaled = pattern.alibi or (pattern.scale is not None and pattern.scale <= 0)
     qk, v = chunks(problem.head_dim), chunks(problem.value_dim)
-    parameters, types = zip(*_parameters(pattern, qk, v, tables))
+    parameters, types = zip(*_parameters(pattern, qk, v, tables, splits))
     constexprs = (*(k for k in knobs if k != "PERSISTENT"), "WIDE")
+    which = ("SWEEP",) if len(launches) > 1 else ()
     return ForwardPlan(
         # no name here: patterns with one mask share one kernel and one cache entry
         title=f"Forward attention with one mask: {problem.dtype}, head_dim {problem.head_dim}, "
@@ -90,10 +74,15 @@ def make_plan(
         prescaled=prescaled,
         softmax_scale="1.0" if pattern.softcap or prescaled else "scale * LOG2E",
         tables=tables,
-        classes=classes,
+        launches=plans,
+        gathers=any(
+            x.rows.gathered or any(s.box_lines for c in x.classes for s in c.segments)
+            for x in plans
+        ),
+        most_chunks=MOST_CHUNKS,
         parameters=parameters,
         types=types,
-        constexprs=(*constexprs, "PERSISTENT"),
+        constexprs=(*constexprs, *which, "PERSISTENT"),
         parameter_lines=(*_lines(parameters), *_lines(f"{c}: tl.constexpr" for c in constexprs)),
         argument_lines=(*_lines(parameters), *_lines(constexprs)),
     )
@@ -110,16 +99,23 @@ def _lines(names: Iterable[str], width: int = 96) -> list[str]:
 
 
 def _parameters(
-    pattern: Pattern, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], tables: tuple[Table, ...]
+    pattern: Pattern,
+    qk: tuple[Chunk, ...],
+    v: tuple[Chunk, ...],
+    tables: tuple[Table, ...],
+    splits: bool,
 ) -> list[tuple[str, str]]:
     """(name, type) of every run-time argument, in order; ``launch`` packs by name."""
     out = [("Q", "*data"), ("K", "*data"), ("V", "*data"), ("OUT", "*data"), ("LSE", "*fp32")]
+    if splits:
+        out += [("PARTIAL_OUT", "*fp32"), ("PARTIAL_LSE", "*fp32")]
     out += [(f"K_DESC{c.index}", f"desc:{c.width}") for c in qk]
     out += [(f"V_DESC{c.index}", f"desc:{c.width}") for c in v]
     out += [(f"stride_{t}{axis}", "stride") for t in "qkvo" for axis in "bhs"]
     out += [(name, "*i32") for name in ("Q_LENGTHS", "KV_STARTS", "KV_LENGTHS")]
     out += [(name, "i32") for name in ("has_q_lengths", "has_kv_starts", "has_kv_lengths")]
-    out += [(name, "i32") for name in ("heads", "heads_per_kv", "batch_heads", "q_rows", "kv_rows")]
+    sizes = ["heads", "heads_per_kv", "batch_heads", "q_rows", "kv_rows", "tiles"]
+    out += [(name, "i32") for name in (*sizes, *(["chunks", "chunk"] if splits else []))]
     out += [("q_start", "i64"), ("k_start", "i64"), ("relative", "i32"), ("scale", "fp32")]
     if pattern.alibi:
         out.append(("ALIBI_SLOPES", "*fp32"))
@@ -134,217 +130,92 @@ def _parameters(
     return out
 
 
-# ---- segments ----
+# ---- launches ----
 
 
-def _segment(seg: Segment, tables: tuple[Table, ...], printer: _Terms) -> SegmentPlan:
-    walk = _walk(seg, tables)
-    narrow = (seg.width is not None and seg.width <= NARROW) or walk is not None
-    block = "BLOCK_N"
-    if walk is not None:
-        block = str(_power_of_two(min(walk.block, NARROW)))
-    elif narrow:
-        block = str(_power_of_two(seg.width or 16))
-    live = ["live_rows > 0", *(f"{text.form(f)} >= 0" for f in seg.live)]
-    guards = [" | ".join(f"({text.form(f)} >= 0)" for f in any_of) for any_of in seg.guards]
-    spans = {span.kind: span for span in seg.spans}
-    has_full = seg.full_lo is not None and "full" in spans
-    lower = any(s.lower for s in seg.spans) or walk is not None
-    upper = any(s.upper for s in seg.spans)
-    return SegmentPlan(
-        name=seg.name,
-        comment=str(seg.branch),
-        row_lo=text.form(seg.row_lo, text.ROW) if lower else "",
-        row_hi=text.form(seg.row_hi, text.ROW) if upper else "",
-        tile_lo=text.form(seg.tile_lo),
-        tile_hi=text.atom(seg.tile_hi),
-        live=" & ".join(f"({t})" for t in live),
-        full_lo=text.atom(seg.full_lo) if has_full and seg.full_lo is not None else "",
-        full_end=text.form(seg.full_hi + 1) if has_full and seg.full_hi is not None else "",
-        body_holds=" & ".join(f"({g})" for g in ["end > lo", *guards]),
-        block=block,
-        # the descriptors' boxes have BLOCK_N rows
-        tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
-        loops=tuple(_loops(seg, spans, has_full, walk, printer)),
-        table=walk,
+def _launch(
+    number: int, count: int, launch: Launch, tables: tuple[Table, ...], alibi: bool
+) -> LaunchPlan:
+    grid = launch.grid
+    around = Around(tables, Terms(tables), varying(grid), grid.split, alibi)
+    segments = [seg for _, sweep in launch.parts for seg in sweep.segments]
+    used = frozenset().union(*map(symbols, segments))
+    return LaunchPlan(
+        function="attend_tile" if count == 1 else f"{_kind(grid)}{number}",
+        summary=_summary(launch),
+        chained=launch.chained,
+        heads=_heads_lines(grid),
+        rows=rows_plan(launch, used),
+        classes=tuple(
+            _class(i, len(launch.parts), cls, sweep, launch, around)
+            for i, (cls, sweep) in enumerate(launch.parts)
+        ),
+        runs=any(not seg.tiling.k_cuts for seg in segments),
+        split=_split(grid) if grid.split or grid.combine else None,
+        combine=grid.combine,
     )
 
 
-def _loops(
-    seg: Segment, spans: dict[str, Span], has_full: bool, walk: WalkPlan | None, printer: _Terms
-) -> list[Loop]:
-    """The loops of a segment; their borders follow the docstring of ``schedule.tree``."""
-    if not has_full:
-        return [_loop(seg, spans["whole"], "lo", "end", walk, printer)]
-    out = []
-    if "head" in spans:
-        out.append(
-            _loop(seg, spans["head"], "lo", "tl.where(has_body, body_lo, lo)", walk, printer)
-        )
-    out.append(_loop(seg, spans["full"], "body_lo", "body_end", walk, printer))
-    if "tail" in spans:
-        start = "end" if "whole" in spans else "lo"
-        out.append(
-            _loop(
-                seg, spans["tail"], f"tl.where(has_body, body_end, {start})", "end", walk, printer
-            )
-        )
-    if "whole" in spans:
-        out.append(_loop(seg, spans["whole"], "tl.where(has_body, end, lo)", "end", walk, printer))
-    return out
+def _kind(grid: Grid) -> str:
+    return "combine" if grid.combine else "sweep"
 
 
-def _loop(
-    seg: Segment, span: Span, start: str, stop: str, walk: WalkPlan | None, printer: _Terms
-) -> Loop:
-    parts, said = [], []
-    if walk is not None:
-        parts.append(f"(({_row_block('q_pos', walk.block)}) == block_row)[:, None]")
-        parts.append("k_pos[None, :] < block_end")
-        said.append("rows of this block row")
-    if span.lower:
-        parts.append(f"k_pos[None, :] >= {_limit('row_lo', seg.row_lo)}")
-        said.append("k >= row_lo")
-    if span.upper:
-        parts.append(f"k_pos[None, :] <= {_limit('row_hi', seg.row_hi)}")
-        said.append("k <= row_hi")
-    for test in span.tests:
-        parts.append(text.test_text(test, printer))
-        said.append(_said(test))
-    mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
-    meaning = {
-        "head": "left edge",
-        "full": "every cell is visible",
-        "tail": "right edge",
-        "whole": "no full part",
-    }
-    comment = meaning[span.kind] + (f": tests {'; '.join(said)}" if said else "")
-    return Loop(
-        start=start,
-        stop=stop,
-        stages="STAGES" if span.kind == "full" or not seg.full_lo else "EDGE_STAGES",
-        comment=comment,
-        span=SpanPlan(mask=mask, needs_k_pos=bool(mask), overhangs=span.kind in ("tail", "whole")),
+def _summary(launch: Launch) -> str:
+    grid = launch.grid
+    if grid.combine:
+        return "One row of one head: the partial results of its chunks of keys join OUT and LSE."
+    if grid.split:
+        return "One chunk of the keys for one query tile of one head: a partial result."
+    what = "One query tile of one head"
+    return f"{what}: takes OUT and LSE up from the launch before." if launch.chained else f"{what}."
+
+
+def _class(
+    i: int, count: int, cls: HeadClass, sweep: Sweep, launch: Launch, around: Around
+) -> ClassPlan:
+    segments = tuple(segment_plan(seg, around) for seg in sweep.segments)
+    asked = launch.chained and not launch.grid.split
+    return ClassPlan(
+        keyword=_keyword(i, cls.heads) if i < count - 1 else "else" if i else "",
+        comment=cls.mask_text,
+        segments=segments,
+        adds=" | ".join(f"({seg.some})" for seg in segments) if asked else "",
     )
 
 
-def _limit(name: str, lin: Lin) -> str:
-    """A row limit beside the keys [1, N]: a column [M, 1], or a scalar where it does not depend on the row."""
-    return f"{name}[:, None]" if "q" in variables(lin) else name
-
-
-def _said(test: Range | AnyOf | NoneOf) -> str:
-    if isinstance(test, Range):
-        return str(test)
-    word = "any of" if isinstance(test, AnyOf) else "none of"
-    return f"{word} {len(test.cubes)} terms"
-
-
-# ---- tables of random_blocks ----
-
-
-class _Terms(text.TermPrinter):
-    """Membership tests of the kernel's tables."""
-
-    def __init__(self, tables: tuple[Table, ...]):
-        self.tables = {t.term: t for t in tables}
-
-    def __call__(self, term: Term) -> str:
-        table = self.tables.get(term)
-        if table is None:
-            raise UnsupportedError(f"the forward template has no run-time data for {term.kind!r}")
-        i = table.index
-        return f"in_table{i}(TABLE{i}, table{i}_row, q_pos, k_pos)"
-
-
-def _tables(schedule: Schedule) -> tuple[Table, ...]:
-    """Every random_blocks term that a segment walks over or tests, each once."""
-    terms: dict[Term, None] = {}
-    for cls in schedule.classes:
-        for sweep in cls.sweeps:
-            for seg in sweep.segments:
-                if seg.table is not None:
-                    terms[seg.table.term] = None  # type: ignore[index]
-                for span in seg.spans:
-                    for test in span.tests:
-                        terms.update(dict.fromkeys(_terms_of(test)))
-    out = []
-    for i, term in enumerate(sorted(terms, key=str)):
-        block = term["block"]
-        out.append(
-            Table(
-                i,
-                term,
-                block,
-                term["per_row"],
-                _row_block("q_pos", block),
-                _row_block("k_pos", block),
-            )
-        )
-    return tuple(out)
-
-
-def _terms_of(test: object) -> Iterable[Term]:
-    if isinstance(test, Range):
-        for generator, _ in test.lin.terms:
-            if isinstance(generator, Opaque):
-                yield from _terms_in(generator.expr)
-    elif isinstance(test, (AnyOf, NoneOf)):
-        for cube in test.cubes:
-            for r in cube:
-                yield from _terms_of(r)
-
-
-def _terms_in(e: object) -> Iterable[Term]:
-    if isinstance(e, Term):
-        yield e
-    else:
-        for field in getattr(e, "__dataclass_fields__", ()):
-            value = getattr(e, field)
-            for child in value if isinstance(value, tuple) else (value,):
-                yield from _terms_in(child)
-
-
-def _walk(seg: Segment, tables: tuple[Table, ...]) -> WalkPlan | None:
-    if seg.table is None:
-        return None
-    table = next(t for t in tables if t.term == seg.table.term)
-    return WalkPlan(
-        pointer=f"TABLE{table.index}",
-        first_row=f"table{table.index}_row",
-        block=table.block,
-        per_row=table.per_row,
-        first_row_of_tile=_row_block("q_first", table.block),
-        last_row_of_tile=_row_block("q_last", table.block),
-    )
-
-
-def _row_block(name: str, block: int) -> str:
-    shift = block.bit_length() - 1
-    return f"({name} >> {shift})" if block & (block - 1) == 0 else f"floor_div({name}, {block})"
-
-
-def _power_of_two(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
-
-
-# ---- classes of heads ----
-
-
-def _rest_last(schedule: Schedule) -> list[HeadClass]:
-    """Classes with the one for all remaining heads at the end, where it becomes the ``else``."""
-    return sorted(schedule.classes, key=lambda c: c.heads is None)
-
-
-def _keyword(i: int, count: int, heads: tuple[tuple[int, int], ...] | None) -> str:
-    if heads is None or i == count - 1:
-        return "else"
-    tests = [f"(h == {a})" if a == b else f"((h >= {a}) & (h <= {b}))" for a, b in heads]
+def _keyword(i: int, heads: tuple[tuple[int, int], ...] | None) -> str:
+    tests = [f"(h == {a})" if a == b else f"((h >= {a}) & (h <= {b}))" for a, b in heads or ()]
     return ("if " if i == 0 else "elif ") + " | ".join(tests)
 
 
+def _heads_lines(grid: Grid) -> tuple[str, ...]:
+    """The heads of a launch are numbered without gaps; each gap moves the heads above it up."""
+    if grid.heads is None:
+        return ()
+    named = sum(last - first + 1 for first, last in grid.heads)
+    gaps = grid.heads if grid.all_but else _gaps(grid.heads)
+    return (
+        f"heads_here = {f'heads - {named}' if grid.all_but else named}",
+        "h = batch_head % heads_here",
+        *(f"h = tl.where(h >= {a}, h + {b - a + 1}, h)" for a, b in gaps),
+    )
+
+
+def _gaps(heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    starts = [0, *(last + 1 for _, last in heads)]
+    return tuple((a, first - 1) for a, (first, _) in zip(starts, heads) if a < first)
+
+
+def _split(grid: Grid) -> SplitPlan:
+    if grid.rows is None:
+        return SplitPlan("first_query", "q_rows", "")
+    first, last = grid.rows
+    rows = f"tl.minimum({last - first + 1}, q_rows)"
+    return SplitPlan(f"tl.maximum(first_query, {first})", rows, str(last))
+
+
 def _mask_lines(schedule: Schedule) -> Iterable[str]:
-    for cls in _rest_last(schedule):
+    for cls in sorted(schedule.classes, key=lambda c: c.heads is None):
         who = "all heads" if len(schedule.classes) == 1 else "other heads"
         if cls.heads is not None:
             who = "heads " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in cls.heads)

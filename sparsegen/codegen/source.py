@@ -6,6 +6,7 @@ import ast
 import hashlib
 from dataclasses import dataclass
 
+from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.codegen.plan import ForwardPlan, Table
 from sparsegen.codegen.planner import make_plan
 from sparsegen.codegen.template import Template, load_template
@@ -27,6 +28,9 @@ class KernelSource:
     parameters: tuple[tuple[str, str], ...]  # (name, type) of the run-time arguments
     constexprs: tuple[str, ...]
     tables: tuple[Table, ...]
+    grids: tuple[
+        Grid, ...
+    ]  # of the launches, in order; with several, the constexpr SWEEP says which
     position_limit: int
     max_position: int | None
     min_position: int | None
@@ -53,6 +57,7 @@ def render(
         parameters=tuple(zip(plan.parameters, plan.types)),
         constexprs=plan.constexprs,
         tables=plan.tables,
+        grids=tuple(launch.grid for launch in launches_of(schedule)),
         position_limit=schedule.position_limit,
         max_position=schedule.max_position,
         min_position=schedule.min_position,

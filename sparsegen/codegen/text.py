@@ -6,7 +6,8 @@ Division by a power of two is a shift, which floors for negative positions too; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from sparsegen.schedule.forms import BIG, Floor, Lin, Opaque, Pick, Prod, Var
 from sparsegen.schedule.formula import Cube, Range
@@ -17,7 +18,27 @@ Names = Mapping[str, str]  # variable of a form → Triton text
 PLAIN: Names = {}  # every variable by its own name
 ROW: Names = {"q": "q_pos"}
 CELL: Names = {"q": "q_pos[:, None]", "k": "k_pos[None, :]"}
+
+
+def cell_names(rows: Iterable[str], keys: Iterable[str]) -> Names:
+    """Names on the cells of a tile, where besides the positions these digits differ between rows, between keys."""
+    by_row, by_key = {x: f"{x}[:, None]" for x in rows}, {y: f"{y}[None, :]" for y in keys}
+    return {**CELL, **by_row, **by_key}
+
+
+def floor_by(name: str, m: int) -> str:
+    """floor(name / m) as an operand, for a name or a number in brackets."""
+    if m == 1:
+        return name
+    return f"({name} >> {m.bit_length() - 1})" if m & (m - 1) == 0 else f"floor_div({name}, {m})"
+
+
 COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
+
+
+def from_digits(axis: str, cuts: tuple[int, ...]) -> str:
+    """A position from its digits: x0 + 128 * x1."""
+    return " + ".join(f"{c} * {axis}{t}" if t else f"{axis}0" for t, c in enumerate((1, *cuts)))
 
 
 class TermPrinter:
@@ -39,9 +60,21 @@ def form(lin: Lin, names: Names = PLAIN) -> str:
 
 
 def atom(lin: Lin, names: Names = PLAIN) -> str:
-    """A form as an operand: in brackets unless it is one name or one number."""
+    """A form as an operand: in brackets unless it is one name, one number, one call or in brackets already."""
     text = form(lin, names)
-    return text if text.replace("_", "").isalnum() else f"({text})"
+    return text if text.replace("_", "").isalnum() or _closed(text) else f"({text})"
+
+
+def _closed(text: str) -> bool:
+    """Whether the text is one bracket, with a function's name before it or none."""
+    if not re.match(r"[a-z_.]*\(", text):
+        return False
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == ")" and not depth:
+            return i == len(text) - 1
+    return False
 
 
 def generator_text(generator: object, names: Names) -> str:
@@ -65,12 +98,12 @@ def generator_text(generator: object, names: Names) -> str:
     raise TypeError(f"no Triton text for {generator!r}")
 
 
-def range_test(r: Range, terms: TermPrinter) -> str:
+def range_test(r: Range, terms: TermPrinter, names: Names = CELL) -> str:
     """A Range as a boolean over the cells of a tile."""
     if len(r.lin.terms) == 1 and isinstance(r.lin.terms[0][0], Opaque):
         text = boolean(r.lin.terms[0][0].expr, terms)
         return text if r.lo == 1 else f"({text} == 0)"
-    text = form(r.lin, CELL)
+    text = form(r.lin, names)
     if r.lo == r.hi:
         return f"({text} == {r.lo})"
     sides = []
@@ -81,21 +114,21 @@ def range_test(r: Range, terms: TermPrinter) -> str:
     return " & ".join(sides)
 
 
-def cube_test(cube: Cube, terms: TermPrinter) -> str:
+def cube_test(cube: Cube, terms: TermPrinter, names: Names = CELL) -> str:
     """All Ranges of a cube as one boolean over the cells of a tile, in an order that never changes."""
     ranges = sorted(cube, key=str)
-    return "(" + " & ".join(range_test(r, terms) for r in ranges) + ")"
+    return "(" + " & ".join(range_test(r, terms, names) for r in ranges) + ")"
 
 
-def test_text(test: Test, terms: TermPrinter) -> str:
+def test_text(test: Test, terms: TermPrinter, names: Names = CELL) -> str:
     """A test of a span as a boolean over the cells of a tile."""
     match test:
         case Range():
-            return range_test(test, terms)
+            return range_test(test, terms, names)
         case AnyOf(cubes):
-            return "(" + " | ".join(cube_test(c, terms) for c in cubes) + ")"
+            return "(" + " | ".join(cube_test(c, terms, names) for c in cubes) + ")"
         case NoneOf(cubes):
-            return "((" + " | ".join(cube_test(c, terms) for c in cubes) + ") == 0)"
+            return "((" + " | ".join(cube_test(c, terms, names) for c in cubes) + ") == 0)"
     raise TypeError(f"no Triton text for {test!r}")
 
 

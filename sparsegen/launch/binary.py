@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class CompileError(ToolchainError):
 
 @dataclass(frozen=True)
 class Binary:
-    """One compiled variant: files in ``directory`` and the resources that one program takes."""
+    """One compiled variant: files below ``directory`` and the resources that one program takes."""
 
     variant: str
     entry: str
@@ -50,44 +51,78 @@ class Binary:
 def compile_kernel(
     source: KernelSource, config: LaunchConfig, variant: str, gpu: Gpu, directory: Path
 ) -> Binary:
-    """Compile into ``directory`` (made if missing) and return what came out.
+    """Compile into ``directory`` (made if missing) and return what came out, of several launches the most of each.
 
     Raises ``CompileError`` when the compiler refuses.  Triton's own cache is not used or touched.
     """
-    from sparsegen.launch.module import ast_source
-
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MODULE).write_text(source.text)
     with _isolated_triton() as triton:
-        from triton.backends.compiler import GPUTarget
-
-        unit = ast_source(directory / MODULE, source, config, variant)
-        target = GPUTarget(gpu.backend, gpu.arch, gpu.warp_size)
-        try:
-            # where ptxas refuses, Triton prints the whole PTX: thousands of lines that are no message
-            with contextlib.redirect_stdout(io.StringIO()):
-                compiled = triton.compile(
-                    unit, target=target, options=sig.options(source, config, variant)
-                )
-        except Exception as error:  # Triton raises many unrelated types; all of them mean "refused"
-            raise CompileError(
-                f"{source.entry} ({variant}, {config}) for {gpu.name}: {_reason(error)}"
-            ) from error
-        files = []
-        for name, path in compiled.metadata_group.items():
-            if Path(name).suffix in KEPT:
-                shutil.copyfile(path, directory / name)
-                files.append(name)
+        parts = [
+            _compile_launch(triton, source, config, variant, gpu, directory, i)
+            for i in range(len(source.grids))
+        ]
     (directory / MODULE).unlink()
-    shared = int(compiled.metadata.shared)
+    return Binary(
+        variant,
+        source.entry,
+        directory,
+        tuple(sorted(name for part in parts for name in part.files)),
+        _most(part.registers for part in parts),
+        _most(part.spill_bytes for part in parts),
+        max(part.shared_bytes for part in parts),
+    )
+
+
+def folder_of(source: KernelSource, directory: Path, launch: int) -> Path:
+    """Where a variant's folder holds the files of a launch: in the folder itself if there is one launch alone."""
+    return directory if len(source.grids) == 1 else directory / f"sweep{launch}"
+
+
+def _most(numbers: Iterable[int | None]) -> int | None:
+    known = [n for n in numbers if n is not None]
+    return max(known) if known else None
+
+
+def _compile_launch(
+    triton: Any,
+    source: KernelSource,
+    config: LaunchConfig,
+    variant: str,
+    gpu: Gpu,
+    directory: Path,
+    launch: int,
+) -> Binary:
+    from triton.backends.compiler import GPUTarget
+
+    from sparsegen.launch.module import ast_source
+
+    folder = folder_of(source, directory, launch)
+    folder.mkdir(exist_ok=True)
+    unit = ast_source(directory / MODULE, source, config, variant, launch)
+    target = GPUTarget(gpu.backend, gpu.arch, gpu.warp_size)
+    part = f", launch {launch}" if len(source.grids) > 1 else ""
+    what = f"{source.entry} ({variant}, {config}{part}) for {gpu.name}"
+    try:
+        # where ptxas refuses, Triton prints the whole PTX: thousands of lines that are no message
+        with contextlib.redirect_stdout(io.StringIO()):
+            compiled = triton.compile(
+                unit, target=target, options=sig.options(source, config, variant)
+            )
+    except Exception as error:  # Triton raises many unrelated types; all of them mean "refused"
+        raise CompileError(f"{what}: {_reason(error)}") from error
+    files = []
+    for name, path in compiled.metadata_group.items():
+        if Path(name).suffix in KEPT:
+            shutil.copyfile(path, folder / name)
+            files.append((folder / name).relative_to(directory).as_posix())
     registers, spills = None, None
     if gpu.backend == "cuda":
-        registers, spills = _resources(directory, source.entry)
-        _refuse_broken(
-            directory, source.entry, f"{source.entry} ({variant}, {config}) for {gpu.name}"
-        )
-    return Binary(variant, source.entry, directory, tuple(sorted(files)), registers, spills, shared)
+        registers, spills = _resources(folder, source.entry)
+        _refuse_broken(folder, source.entry, what)
+    shared = int(compiled.metadata.shared)
+    return Binary(variant, source.entry, folder, tuple(files), registers, spills, shared)
 
 
 class _isolated_triton:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from sparsegen.errors import InputError
 from sparsegen.launch import signature as sig
 from sparsegen.launch.kernel import Call, packed, strides_of
 from sparsegen.launch.module import load_module
+from sparsegen.launch.sizes import Sizes
 
 
 class Interpreted:
@@ -30,17 +32,17 @@ class Interpreted:
 
         if type(self._function).__name__ != "InterpretedFunction":
             raise InputError("set TRITON_INTERPRET=1 before triton is imported")
-        constants = sig.constants(self.source, self.config, variant)
-        batch, heads, q_rows, _ = q.shape
         strides = [s for t in (q, k, v, out) for s in strides_of(t)]
-        sizes = [heads, heads // k.shape[1], batch * heads, q_rows, k.shape[2]]
-        given = dict(zip((n for n, _ in self.source.parameters), (q, k, v, out, lse)))
+        all_sizes, nothing = Sizes.of(q, k, v), torch.zeros(1, dtype=torch.int32)
+        partials = [torch.full((n,), math.nan) for n in all_sizes.partials(self.source)]
+        given = dict(zip((n for n, _ in self.source.parameters), (q, k, v, out, lse, *partials)))
         given |= {n: None for n, kind in self.source.parameters if kind.startswith("desc:")}
         rest = [n for n, _ in self.source.parameters if n not in given]
-        values = packed(strides, sizes, call, torch.zeros(1, dtype=torch.int32))
-        given |= dict(zip(rest, values, strict=True))
-        programs = -(-q_rows // constants["BLOCK_M"]) * batch * heads
-        if programs:
-            grid = min(programs, 3) if constants["PERSISTENT"] else programs
-            self._function[(grid,)](**(given | constants))
+        for i, grid in enumerate(self.source.grids):
+            constants = sig.constants(self.source, self.config, variant, i)
+            sizes, programs = all_sizes.of_launch(self.source, grid, call, constants["BLOCK_M"])
+            values = dict(zip(rest, packed(strides, sizes, call, nothing), strict=True))
+            if programs:
+                count = min(programs, 3) if constants["PERSISTENT"] else programs
+                self._function[(count,)](**(given | values | constants))
         return variant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import UnsupportedError
 from sparsegen.launch import signature as sig
 from sparsegen.launch.loading import Loaded
+from sparsegen.launch.sizes import Sizes
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,7 @@ class Kernel:
         self.source, self.config = source, config
         self._module = Path(module)
         self._directories = {v: Path(d) for v, d in directories.items()}
-        self._loaded: dict[tuple[str, int], Loaded] = {}
+        self._loaded: dict[tuple[str, int, int], Loaded] = {}
 
     def __call__(
         self,
@@ -104,14 +105,24 @@ class Kernel:
         """Everything about a launch but the addresses: good for all tensors of these shapes and strides."""
         return Launch(self, q, k, v, out, call)
 
-    def loaded(self, variant: str, device: int) -> Loaded:
-        """The binary of a variant on a device, loaded on first use."""
-        found = self._loaded.get((variant, device))
+    def loaded(self, variant: str, device: int, launch: int) -> Loaded:
+        """The binary of one launch of a variant on a device, loaded on first use."""
+        found = self._loaded.get((variant, device, launch))
         if found is None:
             folder = self._directories[variant]
-            found = Loaded(self.source, self.config, variant, self._module, folder, device)
-            self._loaded[variant, device] = found
+            found = Loaded(self.source, self.config, variant, self._module, folder, device, launch)
+            self._loaded[variant, device, launch] = found
         return found
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One launch of a prepared kernel: all that does not change between calls."""
+
+    run: Callable[[int, tuple[Any, ...]], None]
+    programs: int
+    boxes: bool  # takes descriptors
+    rest: tuple[Any, ...]  # the arguments after them
 
 
 class Launch:
@@ -124,8 +135,8 @@ class Launch:
         self._kernel, self._call = kernel, call  # ``call`` keeps its tensors alive
         self._device = q.device.index
         strides = [strides_of(t) for t in (q, k, v, out)]
-        batch, heads, self._q_rows, _ = q.shape
-        self._programs = batch * heads
+        self._strides = [s for per in strides for s in per]
+        self._sizes = Sizes.of(q, k, v)
         aligned = _aligned(strides) and (
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
@@ -140,18 +151,18 @@ class Launch:
         self._boxes: tuple[_Box, ...] = ()  # made when first needed, from tensors that are aligned
         descriptors = sum(kind.startswith("desc:") for _, kind in kernel.source.parameters)
         self._no_descriptors = (None,) * descriptors
-        flat = [s for per in strides for s in per]
-        sizes = [heads, heads // k.shape[1], batch * heads, q.shape[2], k.shape[2]]
-        self._numbers = (flat, sizes)
-        self._parts: dict[str, tuple[Loaded, list[Any], int]] = {}
+        self._partials = self._sizes.partials(kernel.source)
+        self._steps: dict[str, tuple[_Step, ...]] = {}
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, variant: str | None = None
     ) -> str:
         """Launch on the current stream; see ``Kernel.__call__``."""
-        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
+        addresses: tuple[int, ...] = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
+        )  # fmt: skip
         holding = self._holding
-        if _any_bit(addresses) % sig.ALIGNMENT:
+        if _any_bit(*addresses) % sig.ALIGNMENT:
             holding = holding[-1:]
         chosen = holding[0]
         if variant is not None:
@@ -160,26 +171,36 @@ class Launch:
                     f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
                 )
             chosen = variant
-        loaded, rest, programs = self._parts.get(chosen) or self._part(chosen)
-        if not programs:
-            return chosen
+        steps = self._steps.get(chosen)
+        if steps is None:
+            steps = self._steps[chosen] = self._prepare(chosen)
+        if self._partials:
+            # of this call alone: the allocator hands it on only after what is launched on this stream
+            room = lse.new_empty(sum(self._partials))
+            addresses += (room.data_ptr(), room.data_ptr() + 4 * self._partials[0])
         descriptors: Any = self._no_descriptors
-        if self._tma and chosen == sig.FAST:
+        if self._tma and chosen == sig.FAST and steps:
             self._boxes = self._boxes or _boxes(self._kernel, k, v)
             descriptors = [box.around(k if box.of_keys else v) for box in self._boxes]
-        loaded.run(programs, (*addresses, *descriptors, *rest))
+        for step in steps:
+            given = descriptors if step.boxes else self._no_descriptors
+            step.run(step.programs, (*addresses, *given, *step.rest))
         return chosen
 
-    def _part(self, variant: str) -> tuple[Loaded, list[Any], int]:
-        """What does not change between calls: the binary, the arguments after the descriptors, the grid."""
-        loaded = self._kernel.loaded(variant, self._device)
-        flat, sizes = self._numbers
-        rest = [*packed(flat, sizes, self._call, loaded.nothing), *loaded.constants]
-        programs = -(-self._q_rows // loaded.block_m) * self._programs
-        if loaded.persistent:
-            programs = min(programs, loaded.resident)
-        self._parts[variant] = loaded, rest, programs
-        return self._parts[variant]
+    def _prepare(self, variant: str) -> tuple[_Step, ...]:
+        """The launches of a variant that have any program."""
+        source, config = self._kernel.source, self._kernel.config
+        steps = []
+        for i, grid in enumerate(source.grids):
+            loaded = self._kernel.loaded(variant, self._device, i)
+            sizes, programs = self._sizes.of_launch(source, grid, self._call, loaded.block_m)
+            rest = packed(self._strides, sizes, self._call, loaded.nothing)
+            if loaded.persistent:
+                programs = min(programs, loaded.resident)
+            if programs:
+                boxes = sig.takes_descriptors(source, config, variant, i)
+                steps.append(_Step(loaded.run, programs, boxes, (*rest, *loaded.constants)))
+        return tuple(steps)
 
 
 class _Box:
@@ -204,8 +225,7 @@ class _Box:
         return descriptor
 
 
-def _any_bit(addresses: tuple[int, ...]) -> int:
-    a, b, c, d, e = addresses
+def _any_bit(a: int, b: int, c: int, d: int, e: int) -> int:
     return a | b | c | d | e
 
 
@@ -241,7 +261,7 @@ def strides_of(t: Any) -> tuple[int, int, int]:
 
 
 def packed(strides: list[int], sizes: list[int], call: Call, nothing: Any) -> list[Any]:
-    """Arguments after the descriptors, in the order of ``codegen.planner``: numbers, lengths, features, tables."""
+    """Arguments after the descriptors, in the order of ``codegen.planner``: strides, lengths, features, tables."""
     lengths = (call.q_lengths, call.kv_starts, call.kv_lengths)
     args: list[Any] = [
         *strides,

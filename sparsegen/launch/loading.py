@@ -14,6 +14,7 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import ArtifactError, ToolchainError
 from sparsegen.launch import signature as sig
+from sparsegen.launch.binary import folder_of
 from sparsegen.launch.module import ast_source
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ NEEDS_COMPILER = (
 
 
 class Loaded:
-    """One binary on one device."""
+    """One binary, which is one launch of a variant, on one device."""
 
     def __init__(
         self,
@@ -35,12 +36,13 @@ class Loaded:
         module: Path,
         directory: Path,
         device: int,
+        launch: int = 0,
     ):
         import torch
         from triton.runtime import driver
 
         with torch.cuda.device(device):
-            compiled = _compiled(source, config, variant, module, directory)
+            compiled = _compiled(source, config, variant, module, directory, launch)
             self._launch = compiled.run
         self._function, self._metadata = compiled.function, compiled.packed_metadata
         self._device, self._current = device, torch.cuda.current_device
@@ -69,15 +71,21 @@ class Loaded:
 
 
 def _compiled(
-    source: KernelSource, config: LaunchConfig, variant: str, module: Path, directory: Path
+    source: KernelSource,
+    config: LaunchConfig,
+    variant: str,
+    module: Path,
+    directory: Path,
+    launch: int = 0,
 ) -> Any:
     """Triton's kernel object around the stored files, loaded: nothing is compiled but Triton's own launcher."""
     from triton.compiler import CompiledKernel
 
     writable_triton_cache()
     try:
-        unit = ast_source(module, source, config, variant)
-        files = {p.name: str(p) for p in sorted(directory.iterdir()) if p.stem == source.entry}
+        unit = ast_source(module, source, config, variant, launch)
+        folder = folder_of(source, directory, launch)
+        files = {p.name: str(p) for p in sorted(folder.iterdir()) if p.stem == source.entry}
         compiled = CompiledKernel(unit, files, source.digest)
         compiled.run  # noqa: B018  loads the cubin and makes the launcher
     except FileNotFoundError as error:

@@ -30,14 +30,16 @@ def load_module(path: Path, digest: str) -> Any:
     return module
 
 
-def ast_source(path: Path, source: KernelSource, config: LaunchConfig, variant: str) -> Any:
-    """Triton's ``ASTSource`` of one variant: types, constants and alignment are all fixed here."""
+def ast_source(
+    path: Path, source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
+) -> Any:
+    """Triton's ``ASTSource`` of one launch of a variant: types, constants and alignment are all fixed here."""
     from triton.compiler import ASTSource
 
     function = getattr(load_module(path, source.digest), source.entry)
     return ASTSource(
         fn=function,
-        signature=sig.signature(source, config, variant),
-        constexprs=sig.constants(source, config, variant),
+        signature=sig.signature(source, config, variant, launch),
+        constexprs=sig.constants(source, config, variant, launch),
         attrs=sig.attributes(source, config, variant),
     )

@@ -5,7 +5,7 @@
     pointers  the same without TMA, where the fast one uses it: zero strides, per-batch key lengths.
     general   strides and positions in 64 bits, no assumption on alignment.  Any view, any length.
 
-The first whose guard holds is launched (``sparsegen.launch.kernel``).
+The first whose guard holds is launched (``sparsegen.launch.kernel``).  Every launch of a source is a binary of its own.
 """
 
 from __future__ import annotations
@@ -58,19 +58,34 @@ def variant_config(source: KernelSource, config: LaunchConfig, variant: str) -> 
     return LaunchConfig.of({name: small.get(name, value) for name, value in config.values})
 
 
-def constants(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, Any]:
+def takes_descriptors(
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int
+) -> bool:
+    """Whether a launch loads keys through tensor descriptors."""
+    chosen = variant_config(source, config, variant)
+    return bool(chosen["TMA"]) and not source.grids[launch].gathers
+
+
+def constants(
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
+) -> dict[str, Any]:
     """Values of the ``tl.constexpr`` parameters, and ``None`` for arguments that the variant does not use."""
     chosen = variant_config(source, config, variant).values
     values: dict[str, Any] = {n: v for n, v in chosen if n not in LAUNCH_OPTIONS}
     values["WIDE"] = variant == GENERAL
+    values["TMA"] = takes_descriptors(source, config, variant, launch)
+    if len(source.grids) > 1:
+        values["SWEEP"] = launch
     if not values["TMA"]:
         values |= {name: None for name, kind in source.parameters if kind.startswith("desc:")}
     return values
 
 
-def signature(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, str]:
+def signature(
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
+) -> dict[str, str]:
     """Triton's type of every parameter, by name, in the kernel's order."""
-    fixed = constants(source, config, variant)
+    fixed = constants(source, config, variant, launch)
     dtype = TRITON_DTYPE[source.dtype]
     out = {}
     for name, kind in source.parameters:
@@ -98,7 +113,7 @@ def attributes(
     for i, (name, kind) in enumerate(source.parameters):
         if kind == "stride":
             out[(i,)] = [["tt.divisibility", STRIDE_MULTIPLE]]
-        elif name in ("Q", "K", "V", "OUT", "LSE"):
+        elif name in ("Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"):
             out[(i,)] = [["tt.divisibility", ALIGNMENT]]
     return out
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparsegen.artifact.build import Progress, ask, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.manifest import Considered
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 
@@ -29,6 +31,9 @@ class Built:
             "cross_compiled": not self.here,
             "key": key.digest(),
             "path": str(self.artifact.path),
+            "schedule": decision.label,
+            "candidates": [asdict(c) for c in decision.candidates],
+            "predicted_for": decision.predicted_for,
             "config": decision.config.as_dict(),
             "chosen_by": decision.chosen_by,
             "tune": decision.tune,
@@ -46,11 +51,12 @@ class Built:
         }
 
     def text(self) -> str:
-        """For a person: configuration and who chose it, resources, folder."""
+        """For a person: schedule, configuration and who chose it, resources, folder."""
         key, decision = self.artifact.key, self.artifact.manifest.decision
         lines = [
             f"{self.artifact.manifest.pattern} for {key.gpu}, {key.dtype}, head_dim {key.head_dim}, "
             f"heads {key.heads}:{key.kv_heads}",
+            f"schedule       {among(decision.label, decision.candidates)}",
             f"configuration  {decision.config}",
             f"chosen by      {decision.chosen_by}",
         ]
@@ -64,6 +70,21 @@ class Built:
         if not self.here:
             lines.append(f"There is no {key.gpu} here: cross-compiled, not run.")
         return "\n".join(lines)
+
+
+def among(label: str, candidates: Iterable[Considered]) -> str:
+    """The chosen schedule, then the others: ``runs + mod 128 (predicted 0.21 ms; runs 2.1 ms)``."""
+    candidates = list(candidates)
+    chosen = next(c for c in candidates if c.label == label)
+    others = [f"{c.label} {_times(c)}" for c in candidates if c is not chosen]
+    return f"{label} ({'; '.join([f'predicted {_times(chosen)}', *others])})"
+
+
+def _times(one: Considered) -> str:
+    predicted = f"{one.predicted_ms:.3g} ms"
+    if one.measured_us is None:
+        return predicted
+    return f"{predicted}, measured {one.measured_us / 1e3:.3g} ms"
 
 
 def default_level(*, here: bool) -> str:

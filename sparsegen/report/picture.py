@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from sparsegen.report.coverage import Grid
@@ -11,8 +12,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _FAINTEST = 0.35  # a pixel of which almost nothing is visible still shows
 
 
-def save_png(grid: Grid, title: str, path: Path) -> None:
-    """Write the picture of ``grid`` to ``path`` with a legend of its branches."""
+def save_png(grid: Grid, title: str, path: Path, words: Mapping[str, str] | None = None) -> None:
+    """Write the picture of ``grid`` to ``path`` with a legend of the branches seen; ``words``: what to add to their names."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -20,13 +21,16 @@ def save_png(grid: Grid, title: str, path: Path) -> None:
 
     image = np.ones((*grid.total().shape, 3))
     handles = []
-    for index, (name, share) in enumerate(grid.shares.items()):
+    seen = {name: share for name, share in grid.shares.items() if share.any()}
+    for index, (name, share) in enumerate(seen.items()):
         colour = _COLOURS[index % len(_COLOURS)]
         rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
         strength = np.where(share > 0, _FAINTEST + (1 - _FAINTEST) * share, 0)[..., None]
         image *= 1 - strength * (1 - rgb)
-        handles.append(Patch(color=colour, label=name))
-    figure = Figure(figsize=(6.4, 6.4), dpi=110, layout="constrained")
+        more = (words or {}).get(name)
+        handles.append(Patch(color=colour, label=f"{name}: {more}" if more else name))
+    size = 6.4 + 0.2 * len(handles)
+    figure = Figure(figsize=(6.4, size), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     extent = (0, grid.k_edges[-1], grid.q_edges[-1], 0)
@@ -34,6 +38,9 @@ def save_png(grid: Grid, title: str, path: Path) -> None:
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
+    axes.tick_params(labelsize=8)
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8)
+        figure.legend(handles=handles, loc="outside lower left", ncols=1, fontsize=8, frameon=False)
     figure.savefig(path, format="png")

@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.report import coverage, sampling, words
 from sparsegen.report.coverage import Grid
+from sparsegen.report.explain import Line, explain_text, lines_of
 from sparsegen.report.runtime_data import read_runtime
 from sparsegen.schedule.tree import HeadClass, Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.run_data import check_keywords
 
+if TYPE_CHECKING:
+    from sparsegen.schedule.search import Candidate
+
+TILE = (128, 64)  # that compiled schedules are chosen for, see ``schedule.search``
 TEXT_SIZE = (32, 64)  # rows and columns of characters; a character is about twice as high as wide
 PNG_SIZE = (384, 384)  # blocks of the picture
 
@@ -54,6 +59,7 @@ class Look:
     head_class: HeadClass | None
     refusal: str
     counts: Counts
+    candidates: tuple[Line, ...] = ()  # schedules that were compared, the chosen one first
 
     @property
     def density(self) -> float:
@@ -71,7 +77,7 @@ class Look:
     @cached_property
     def branches(self) -> list[dict[str, Any]]:
         """Disjoint branches in the order of the kernel's loops, as JSON values."""
-        return [] if self.head_class is None else words.branches(self.head_class)
+        return [] if self.head_class is None else words.branches(self.head_class, self.tile[0])
 
     def as_dict(self) -> dict[str, Any]:
         """The object of ``show --json``."""
@@ -89,6 +95,8 @@ class Look:
             "computed_cells": self.counts.computed,
             "efficiency": self.counts.efficiency,
             "branches": self.branches,
+            "schedule": None if self.schedule is None else self.schedule.label,
+            "candidates": [line.as_dict() for line in self.candidates],
             "unsupported": self.refusal or None,
         }
 
@@ -98,7 +106,9 @@ class Look:
 
         parts = [self._title(), draw(self.grid(TEXT_SIZE)), self._numbers()]
         if self.head_class is not None and self.schedule is not None:
-            parts.append(words.describe(self.head_class, explain=explain))
+            parts.append(words.describe(self.head_class, self.tile[0], explain=explain))
+            if explain:
+                parts.append(explain_text(self.candidates, self.counts.cells))
             if explain and self.schedule.notes:
                 parts.append("notes\n" + "\n".join(f"  {note}" for note in self.schedule.notes))
         if self.refusal:
@@ -110,12 +120,20 @@ class Look:
         from sparsegen.report.picture import save_png
 
         title = (
-            f"{self.pattern.name}: {self.q_len} x {self.kv_len}, {_percent(self.density)} visible"
+            f"{self.pattern.name}: {self.q_len:,} x {self.kv_len:,}, "
+            f"{_percent(self.density)} visible"
         )
         try:
-            save_png(self.grid(PNG_SIZE), title, path)
+            save_png(self.grid(PNG_SIZE), title, path, self._legend())
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error}") from error
+
+    def _legend(self) -> dict[str, str]:
+        """How the tiles of every branch lie, by its name."""
+        out = {}
+        for branch in self.branches:
+            out[branch["name"]] = branch["tiling"] + (", keys split" if branch["split"] else "")
+        return out
 
     def _title(self) -> str:
         summary = f": {self.pattern.summary}" if self.pattern.summary else ""
@@ -128,22 +146,39 @@ class Look:
     def _numbers(self) -> str:
         about = "" if self.counts.exact else "about "
         m, n = self.tile
-        return (
-            f"visible   {about}{self.counts.cells:,} cells, {_percent(self.density)} of all\n"
-            f"computed  {about}{self.counts.computed:,} cells in {m}x{n} tiles, "
-            f"{_percent(self.counts.efficiency)} of them visible"
-        )
+        near = (
+            "" if self.schedule is not None else about
+        )  # a schedule's tiles are counted, not sampled
+        lines = [
+            f"visible   {about}{self.counts.cells:,} cells, {_percent(self.density)} of all",
+            f"computed  {near}{self.counts.computed:,} cells in {m}x{n} tiles, "
+            f"{_percent(self.counts.efficiency)} of them visible",
+        ]
+        if self.schedule is not None and self.candidates:
+            cost = self.candidates[0].cost
+            lines.append(f"schedule  {self.schedule.label}")
+            if cost.state_bytes:
+                lines.append(
+                    f"state     {cost.state_bytes:,} bytes moved by later sweeps (8 heads)"
+                )
+            if cost.workspace_bytes:
+                lines.append(
+                    f"workspace {cost.workspace_bytes:,} bytes of partial states (8 heads)"
+                )
+        return "\n".join(lines)
 
 
 def look(
     pattern: str | Path | Pattern,
     lengths: tuple[int, int],
-    tile: tuple[int, int] = (64, 64),
+    tile: tuple[int, int] = TILE,
     *,
     runtime: Path | dict[str, Any] | None = None,
     head: int = 0,
 ) -> Look:
     """Look at one head of a pattern for ``lengths`` = (q_len, kv_len) and ``tile`` = (BLOCK_M, BLOCK_N).
+
+    The schedule is the one chosen for these lengths and this tile.
 
     ``runtime``: a file (see ``read_runtime``) or the keywords themselves, for patterns with run-time nodes.  Raises
     ``InputError`` where such data is missing, unknown or does not fit, or no rule names the head.
@@ -153,13 +188,15 @@ def look(
     data = read_runtime(runtime) if isinstance(runtime, Path) else dict(runtime or {})
     q_len, kv_len = lengths
     _check(pattern, q_len, kv_len, head, data)
-    schedule, refusal = _schedule(pattern, q_len, kv_len)
-    head_class = None if schedule is None else words.class_of(schedule, head)
-    if schedule is None or head_class is None:
+    found, refusal = _candidates(pattern, q_len, kv_len, tile)
+    if not found:
         counts = Counts(*sampling.count_mask(pattern, q_len, kv_len, tile, head, data))
-    else:
-        counts = _count_schedule(schedule, head_class, q_len, kv_len, tile)
-    return Look(pattern, q_len, kv_len, tile, head, data, schedule, head_class, refusal, counts)
+        return Look(pattern, q_len, kv_len, tile, head, data, None, None, refusal, counts)
+    schedule = found[0].schedule
+    head_class = words.class_of(schedule, head)
+    counts = _count_schedule(schedule, head_class, q_len, kv_len, tile)
+    lines = lines_of(found, head, counts.cells, (q_len, kv_len), tile)
+    return Look(pattern, q_len, kv_len, tile, head, data, schedule, head_class, "", counts, lines)
 
 
 def _check(pattern: Pattern, q_len: int, kv_len: int, head: int, runtime: dict[str, Any]) -> None:
@@ -177,15 +214,17 @@ def _check(pattern: Pattern, q_len: int, kv_len: int, head: int, runtime: dict[s
         raise InputError(f"{error}; run-time data comes with --runtime FILE") from error
 
 
-def _schedule(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Schedule | None, str]:
-    """The schedule for these lengths, or why there is none."""
-    from sparsegen.schedule.build import build
+def _candidates(
+    pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]
+) -> tuple[tuple[Candidate, ...], str]:
+    """The schedules for these lengths and this tile, or none and why."""
+    from sparsegen.schedule.build import candidates
 
     problem = replace(pattern.problem or Problem(), lengths=((q_len, kv_len),))
     try:
-        return build(pattern, problem), ""
+        return candidates(pattern, problem, tile), ""
     except UnsupportedError as error:
-        return None, str(error)
+        return (), str(error)
 
 
 def _count_schedule(

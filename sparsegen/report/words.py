@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 from sparsegen.errors import InputError
+from sparsegen.schedule.forms import var
 from sparsegen.schedule.formula import cube_text
 from sparsegen.schedule.tree import AnyOf, HeadClass, NoneOf, Schedule, Segment, Span, Tiling
 
@@ -37,37 +40,90 @@ def heads_text(heads: tuple[tuple[int, int], ...] | None) -> str:
     return ", ".join(str(lo) if lo == hi else f"{lo}-{hi}" for lo, hi in heads)
 
 
-def branches(head_class: HeadClass) -> list[dict[str, Any]]:
+def branches(head_class: HeadClass, block_m: int) -> list[dict[str, Any]]:
     """One object a branch: name, tiling, keys of a row, keys of a tile, and its segments (the loops over key tiles)."""
     return [
         {
             "name": segment.name,
-            "tiling": tiling_text(segment.tiling),
+            "tiling": tiling_text(segment, block_m),
+            "sweep": number,
+            "rows": None if sweep.rows is None else list(sweep.rows),
+            "split": sweep.split,
             "row_keys": [str(segment.row_lo), str(segment.row_hi)],
             "tile_keys": [str(segment.tile_lo), str(segment.tile_hi)],
             "segments": [
                 {"kind": span.kind, "tests": span_tests(segment, span)} for span in segment.spans
             ],
         }
-        for sweep in head_class.sweeps
+        for number, sweep in enumerate(head_class.sweeps, 1)
         for segment in sweep.segments
     ]
 
 
-def tiling_text(tiling: Tiling) -> str:
-    """``runs`` of neighbours, or the cuts of queries and keys."""
-    if not tiling.q_cuts and not tiling.k_cuts:
+def tiling_text(segment: Segment, block_m: int) -> str:
+    """How query tiles of ``block_m`` rows and the keys of a segment lie: ``runs`` of neighbours, or in words."""
+    keys = keys_text(segment)
+    return query_text(segment.tiling, block_m) + (f"; keys: {keys}" if keys else "")
+
+
+def query_text(tiling: Tiling, block_m: int) -> str:
+    """How a query tile lies on the positions."""
+    cuts, extent = tiling.q_cuts, tiling.extent
+    if not cuts:
         return "runs"
-    return f"queries cut by {list(tiling.q_cuts)}, keys cut by {list(tiling.k_cuts)}"
+    if len(cuts) == 1 and extent == (1,):
+        return f"tiles of one residue class q % {cuts[0]}"
+    if len(cuts) == 1 and extent[0] < cuts[0] and extent[0] <= _FEW_CLASSES:
+        return f"tiles of {extent[0]} neighbouring residue classes q % {cuts[0]}"
+    sides = [block_m // math.prod(extent), *extent[::-1]]
+    grid = " x ".join(map(str, _radixes(cuts)[::-1]))
+    return f"tiles of {' x '.join(map(str, sides))} positions of a grid with lines of {grid}"
+
+
+_FEW_CLASSES = 4
+
+
+def _radixes(cuts: tuple[int, ...]) -> list[int]:
+    return [b // a for a, b in itertools.pairwise((1, *cuts))]
+
+
+def keys_text(segment: Segment) -> str:
+    """Which keys are gathered, or nothing where they are runs of neighbours."""
+    cuts = segment.tiling.k_cuts
+    if not cuts:
+        return ""
+    if len(cuts) == 1 and segment.inner[0][0] == segment.inner[0][1]:
+        digit, m = segment.inner[0][0], cuts[0]
+        if digit.terms and segment.tiling.q_cuts == cuts and digit == var("x0"):
+            return f"the same residue, k % {m} == q % {m}"
+        return f"one residue class k % {m} for each tile" if digit.terms else f"k % {m} == {digit}"
+    radixes = _radixes(cuts)
+    lines = " x ".join(map(str, radixes[::-1]))
+    if any(first.terms or last.terms for first, last in segment.inner):
+        return f"boxes of a grid with lines of {lines}"
+    wide = [
+        _digits_text(first.const, last.const, r)
+        for (first, last), r in zip(segment.inner, radixes, strict=True)
+    ]
+    if len(cuts) == 1:
+        return f"{wide[0]} of every {cuts[0]}"
+    return f"on a grid with lines of {lines}, {' by '.join(wide[::-1])}"
+
+
+def _digits_text(first: int, last: int, radix: int) -> str:
+    if first == 0:
+        return "all" if last == radix - 1 else f"first {last + 1}"
+    return f"last {radix - first}" if last == radix - 1 else f"{first} to {last}"
 
 
 def span_tests(segment: Segment, span: Span) -> list[str]:
     """The conditions that a loop still tests, in words; empty = none."""
     tests = []
+    key = top_key(segment.tiling)
     if span.lower:
-        tests.append(f"k >= {segment.row_lo}")
+        tests.append(f"{key} >= {segment.row_lo}")
     if span.upper:
-        tests.append(f"k <= {segment.row_hi}")
+        tests.append(f"{key} <= {segment.row_hi}")
     for test in span.tests:
         match test:
             case AnyOf(cubes):
@@ -79,13 +135,24 @@ def span_tests(segment: Segment, span: Span) -> list[str]:
     return tests
 
 
-def describe(head_class: HeadClass, *, explain: bool = False) -> str:
+def top_key(tiling: Tiling) -> str:
+    """Name of the key axis that the ranges are of."""
+    return f"y{len(tiling.k_cuts)}" if tiling.k_cuts else "k"
+
+
+def describe(head_class: HeadClass, block_m: int, *, explain: bool = False) -> str:
     """Every branch with its keys and, for each loop, what is still tested; ``explain`` adds the tile forms."""
-    segments = [(i, s) for i, sweep in enumerate(head_class.sweeps) for s in sweep.segments]
+    segments = [(i, s) for i, sweep in enumerate(head_class.sweeps, 1) for s in sweep.segments]
     lines = [f"{len(segments)} branch{'es' if len(segments) != 1 else ''}, disjoint"]
-    for sweep, segment in segments:
-        after = f", sweep {sweep + 1}" if len(head_class.sweeps) > 1 else ""
-        lines.append(f"  {segment.name} ({tiling_text(segment.tiling)}{after})")
+    if len(head_class.sweeps) > 1:
+        lines[0] += f", in {len(head_class.sweeps)} sweeps"
+    for number, segment in segments:
+        sweep = head_class.sweeps[number - 1]
+        where = [tiling_text(segment, block_m)]
+        where += [f"sweep {number}"] if len(head_class.sweeps) > 1 else []
+        where += [f"rows {sweep.rows[0]} to {sweep.rows[1]}"] if sweep.rows else []
+        where += ["keys split over programs"] if sweep.split else []
+        lines.append(f"  {segment.name} ({', '.join(where)})")
         lines += [f"    {line}" for line in _segment_lines(segment, explain)]
     if not segments:
         lines = ["no branch: nothing is visible"]
@@ -95,7 +162,17 @@ def describe(head_class: HeadClass, *, explain: bool = False) -> str:
 
 
 def _segment_lines(segment: Segment, explain: bool) -> list[str]:
-    lines = [f"row q sees keys from {segment.row_lo} to {segment.row_hi}"]
+    tiling, key = segment.tiling, top_key(segment.tiling)
+    lines = []
+    if tiling.q_cuts or tiling.k_cuts:
+        sides = (("q", "x", tiling.q_cuts), ("k", "y", tiling.k_cuts))
+        lines.append(", ".join(_digits(*side) for side in sides if side[2]))
+    seen = "keys" if key == "k" else key
+    row = "row q" if not tiling.q_cuts else "a row"
+    lines.append(f"{row} sees {seen} from {segment.row_lo} to {segment.row_hi}")
+    for axis, (first, last) in enumerate(segment.inner):
+        read = f"= {first}" if first == last else f"from {first} to {last}"
+        lines.append(f"a tile reads y{axis} {read}")
     if segment.live:
         lines.append("only where " + " and ".join(f"{form} >= 0" for form in segment.live))
     if segment.table is not None:
@@ -106,11 +183,18 @@ def _segment_lines(segment: Segment, explain: bool) -> list[str]:
         said = "test " + " and ".join(tests) if tests else "no test, no mask code"
         lines.append(f"{_KIND[span.kind]}: {said}")
     if explain:
-        lines.append(f"tile: keys from {segment.tile_lo} to {segment.tile_hi}")
+        lines.append(f"tile: {seen} from {segment.tile_lo} to {segment.tile_hi}")
         if segment.full_lo is not None:
-            lines.append(f"full: keys from {segment.full_lo} to {segment.full_hi}")
+            lines.append(f"full: {seen} from {segment.full_lo} to {segment.full_hi}")
         for guard in segment.guards:
             lines.append("full only where " + " or ".join(f"{form} >= 0" for form in guard))
         if segment.width is not None:
-            lines.append(f"never more than {segment.width} keys for a tile")
+            lines.append(f"never more than {segment.width} {seen} for a tile")
     return lines
+
+
+def _digits(name: str, axis: str, cuts: tuple[int, ...]) -> str:
+    """``q = x0 + 128*x1``."""
+    return f"{name} = " + " + ".join(
+        (f"{c}*" if c > 1 else "") + f"{axis}{t}" for t, c in enumerate((1, *cuts))
+    )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from pathlib import Path
 from typing import Any
 
 from sparsegen.artifact import build as artifacts
-from sparsegen.artifact.compiler import SOURCE, Compiler
+from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.rendering import SOURCE, source_of
 from sparsegen.artifact.store import Store
-from sparsegen.errors import ArtifactError, InputError
+from sparsegen.errors import InputError
 from sparsegen.launch.kernel import Kernel
 from sparsegen.runtime.attend import Attend, ReferenceAttend
 from sparsegen.spec.gpu import Gpu
@@ -94,15 +94,7 @@ def load(
 
 def open_kernel(pattern: Pattern, problem: Problem, artifact: Artifact) -> Kernel:
     """The launchable kernel of an artifact; nothing is loaded on the GPU before its first launch."""
-    from sparsegen.codegen import render
-    from sparsegen.schedule.build import build
-
-    source = render(pattern, build(pattern, problem), problem)
-    text = artifact.read(SOURCE)
-    if hashlib.sha256(text).hexdigest() != source.digest:
-        raise ArtifactError(
-            f"{artifact.path}: {SOURCE} is not what this version renders for the pattern; build it again"
-        )
+    source = source_of(pattern, problem, artifact)
     decision = artifact.manifest.decision
     directories = {v.name: artifact.path / v.name for v in decision.variants}
     return Kernel(source, decision.config, artifact.path / SOURCE, directories)

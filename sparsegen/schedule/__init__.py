@@ -4,7 +4,9 @@ text, forms, intervals      integer forms of positions: what they are, what they
 formula, normalise          an expression as a union of cubes of ranges
 facts, branches             what a cube proves; a cube without others
 decompose, choose           which disjoint branches, by cost
-limits, tiling, naming      a branch as a segment: ranges for any query tile, its full part, what is tested where
+digits, tidy, limits        positions in the digits of a tiling; one conjunct solved for one of them
+boxes, guards, tiling       a branch as a segment: its box of keys for any query tile, the full part, what is tested where
+naming                      names and order of segments
 tree, build, canonical      the schedule; the passes that make it; equal masks are equal schedules
 tiles, count, verify        the schedule in numbers: visited tiles, counts, cell-by-cell proof against the mask
 reach, dump, graph          32-bit limits, readable text, networkx graph

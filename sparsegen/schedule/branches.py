@@ -67,9 +67,13 @@ def simplify(
         if got is None:
             return None
         clauses, unit = got
+        joined: Cube | None
         if unit is None:
-            return _drop_implied(cube, chain_list, dom), tuple(merge(clauses))
-        joined = conj([*cube, unit])
+            joined = _one_multiple(cube, chain_list, dom)
+            if joined == cube:
+                return _drop_implied(cube, chain_list, dom), tuple(merge(clauses))
+        else:
+            joined = conj([*cube, unit])
         if joined is None:
             return None
         cube = joined
@@ -109,6 +113,24 @@ def _exclude(
                 return clauses, unit
         clauses.append(tuple(r for r, _, _ in left))
     return clauses, None
+
+
+def _one_multiple(cube: Cube, chain_list: list[tuple[int, ...]], dom: Domain) -> Cube | None:
+    """L % m == c as L == v where the cube leaves one such value to L; None: it leaves none."""
+    for r in cube:
+        mod = as_mod(r.lin)
+        if mod is None or r.lo != r.hi:
+            continue
+        inner, m, off = mod
+        found = [facts_of(cube, c, dom).bound(inner) for c in chain_list]
+        lo, hi = max(lo for lo, _ in found), min(hi for _, hi in found)
+        first = lo + (r.lo - off - lo) % m
+        if lo <= -BIG or hi >= BIG or first + m <= hi:
+            continue
+        only = ranged(inner, first, first) if first <= hi else False
+        rest = without(cube, r)
+        return conj([*rest, only]) if isinstance(only, Range) else rest if only else None
+    return cube
 
 
 def _drop_implied(cube: Cube, chain_list: list[tuple[int, ...]], dom: Domain) -> Cube:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from sparsegen.schedule.branches import expand, plainer, proof_budget
-from sparsegen.schedule.facts import ANY_LENGTH, Domain, Exhausted, moduli
+from sparsegen.schedule.facts import ANY_LENGTH, BUDGET, Domain, Exhausted, moduli
 from sparsegen.schedule.forms import BIG
 from sparsegen.schedule.formula import Cube, Dnf, cube_text, dnf_text
 from sparsegen.schedule.normalise import to_dnf
@@ -80,6 +80,8 @@ def _at_most(
             if further > limit:
                 return plain, further, 0
         elif plain not in (_reduced(short, _NOT_NEGATIVE), _reduced(cubes, _NOT_NEGATIVE)):
+            if BUDGET.left is not None and BUDGET.left < 0:
+                return (cubes if limit is None else short), limit, None  # no proof which it was
             return plain, _furthest(cubes, plain, most, signed=False), 0
     return (cubes if limit is None else short), limit, None
 

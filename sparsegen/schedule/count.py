@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule.forms import value
-from sparsegen.schedule.tiles import query_tiles, visit
-from sparsegen.schedule.tree import HeadClass, Schedule, Segment
+from sparsegen.schedule.tiles import query_tiles, tile_count, visit
+from sparsegen.schedule.tiling import close
+from sparsegen.schedule.tree import HeadClass, Schedule, Segment, Sweep
 from sparsegen.schedule.visible import visible_cells
 
 
@@ -57,19 +59,31 @@ def computed_cells(
     """
     total = 0
     for c in schedule.classes:
-        for s in _segments(c):
-            n = _key_block(s, block_n, narrow_block)
-            total += int(_tiles(s, schedule, q_len, kv_len, block_m, n).sum()) * block_m * n
+        for sweep in c.sweeps:
+            env = _query_tiles(schedule, sweep, q_len, kv_len, block_m)
+            for s in sweep.segments:
+                n = _key_block(s, block_n, narrow_block)
+                total += int(_tiles(s, env, n).sum()) * block_m * n
     return total
 
 
 def load(schedule: Schedule, q_len: int, kv_len: int, block_m: int, block_n: int) -> Load:
-    """How evenly the key tiles lie on the query tiles (of the class with the heaviest tile)."""
+    """How evenly the key tiles lie on the query tiles of all sweeps (of the class with the heaviest tile).
+
+    The query tiles of a split sweep are cut over their keys, so none of them is the heaviest.
+    """
     loads = []
     for c in schedule.classes:
-        parts = [_tiles(s, schedule, q_len, kv_len, block_m, block_n) for s in _segments(c)]
-        per_tile = np.sum(parts, axis=0) if parts else np.zeros(1, np.int64)
-        loads.append(Load(int(per_tile.max()), float(per_tile.mean()), int(per_tile.sum())))
+        heaviest, per_tile = 0, [np.zeros(0, np.int64)]
+        for sweep in c.sweeps:
+            env = _query_tiles(schedule, sweep, q_len, kv_len, block_m)
+            zero = np.zeros(tile_count(env), np.int64)
+            tiles = sum((_tiles(s, env, block_n) for s in sweep.segments), start=zero)
+            heaviest = heaviest if sweep.split else max(heaviest, int(tiles.max(initial=0)))
+            per_tile.append(tiles)
+        every = np.concatenate(per_tile)
+        mean = float(every.mean()) if every.size else 0.0
+        loads.append(Load(heaviest, mean, int(every.sum())))
     return max(loads, key=lambda x: x.heaviest)
 
 
@@ -82,22 +96,26 @@ def _start(schedule: Schedule, q_len: int, kv_len: int) -> int:
     return kv_len - q_len if schedule.align == "bottom_right" else 0
 
 
+def _query_tiles(
+    schedule: Schedule, sweep: Sweep, q_len: int, kv_len: int, block_m: int
+) -> dict[str, Any]:
+    start = _start(schedule, q_len, kv_len)
+    return query_tiles(start, q_len, block_m, 0, kv_len, sweep.tiling, sweep.rows)
+
+
 def _key_block(s: Segment, block_n: int, narrow_block: int | None) -> int:
     if narrow_block is None or s.width is None or s.width > narrow_block:
         return block_n
     return max(16, 1 << max(s.width - 1, 0).bit_length())
 
 
-def _tiles(
-    s: Segment, schedule: Schedule, q_len: int, kv_len: int, block_m: int, block_n: int
-) -> np.ndarray:
+def _tiles(s: Segment, env: dict[str, Any], block_n: int) -> np.ndarray:
     """Key tiles of a segment on every query tile; int64 [query tiles]."""
-    env = query_tiles(_start(schedule, q_len, kv_len), q_len, block_m, 0, kv_len)
     if s.table is None:
         return sum(visit(s, env, block_n).tiles(block_n).values())  # type: ignore[return-value]
     block = s.table.block
     rows = env["q_last"] // block - np.maximum(env["q_first"] // block, 0) + 1
-    drawn = min(s.table.per_row, -(-kv_len // block))
+    drawn = min(s.table.per_row, -(-env["kv_len"] // block))
     live = np.logical_and.reduce(
         [np.broadcast_to(value(f, env) >= 0, rows.shape) for f in s.live] or [rows > 0]
     )
@@ -112,7 +130,8 @@ def block_entries(
 ) -> np.ndarray:
     """Aligned key blocks that each query block needs, of the first class: what a block list would hold.
 
-    int64 [query blocks].  Segments that touch one block share its entry.  Raises UnsupportedError for table walks.
+    int64 [query blocks].  Segments that touch one block share its entry; a block list knows runs of rows and keys only,
+    so that is how every branch is closed for it.  Raises UnsupportedError for table walks.
     """
     start = _start(schedule, q_len, kv_len)
     env = query_tiles(start, q_len, block_m, 0, kv_len)
@@ -122,7 +141,9 @@ def block_entries(
             raise UnsupportedError(
                 f"segment {s.name}: blocks of a table are not counted in closed form"
             )
-        got = visit(s, env, block_n)
+        runs = close(s.branch)
+        assert runs is not None  # runs are for every branch
+        got = visit(runs, env, block_n)
         some = got.last >= got.first
         lows.append(np.where(some, got.first // block_n, 0))
         highs.append(np.where(some, got.last // block_n, -1))

@@ -7,11 +7,22 @@ from collections.abc import Iterator, Sequence
 
 from sparsegen.schedule.branches import Branch, simplify, walked_term
 from sparsegen.schedule.facts import Domain
-from sparsegen.schedule.forms import BIG, K, Lin, Q
-from sparsegen.schedule.formula import Cube, Dnf, as_mod, conj, cube_text, negate, without
+from sparsegen.schedule.forms import BIG, K, Lin, Q, variables
+from sparsegen.schedule.formula import (
+    Cube,
+    Dnf,
+    Range,
+    as_mod,
+    conj,
+    cube_text,
+    negate,
+    ranged,
+    without,
+)
 
 MOST_CUBES = 12  # above: merged groups only
 MOST_ORDERED = 4  # all orders and merges are tried up to here
+MOST_RESIDUES = 8  # a remainder that may take so many values is also tried as one cube for each
 NEAR = 64  # global positions within so many are one group: a key tile holds them all
 
 
@@ -61,6 +72,32 @@ def decompositions(cubes: Dnf, dom: Domain) -> Iterator[tuple[Branch, ...]]:
                 yield b
 
 
+def by_residue(cubes: Dnf) -> Dnf | None:
+    """The same union with every remainder range of q and k written as one cube per residue; None: nothing to write so.
+
+    One residue of q and k at a time is what a query tile of one residue class turns into a run of keys.
+    """
+    out: Dnf = []
+    for c in cubes:
+        wide = [r for r in c if _few_residues(r)]
+        rest = [r for r in c if r not in wide]
+        values = [[ranged(r.lin, v, v) for v in range(r.lo, r.hi + 1)] for r in wide]
+        for some in itertools.product(*values):
+            cube = conj([*rest, *(r for r in some if isinstance(r, Range))])
+            if cube is not None and all(some):
+                out.append(cube)
+    out = list(dict.fromkeys(out))
+    return out if set(out) != set(cubes) and len(out) <= MOST_CUBES else None
+
+
+def _few_residues(r: Range) -> bool:
+    return (
+        as_mod(r.lin) is not None
+        and variables(r.lin) == {"q", "k"}
+        and 0 < r.hi - r.lo < MOST_RESIDUES
+    )
+
+
 def _simpler(branches: tuple[Branch, ...], dom: Domain) -> Iterator[Branch]:
     """Branches simplified again, with the empty ones gone."""
     for b in branches:
@@ -80,7 +117,9 @@ def _orders(cubes: Dnf) -> Iterator[list[list[Cube]]]:
         orders: list[Dnf] = [list(p) for p in itertools.permutations(cubes)]
     else:
         short = sorted(cubes, key=lambda c: (len(c), cube_text(c)))
-        orders = [cubes, cubes[::-1], short, short[::-1]]
+        # Runs of keys first: what is left of the others keeps its remainders.
+        runs = sorted(short, key=lambda c: sum(as_mod(r.lin) is not None for r in c))
+        orders = [runs, cubes, cubes[::-1], short, short[::-1]]
     for order in orders:
         yield [[c] for c in order]
     if len(cubes) > 1:

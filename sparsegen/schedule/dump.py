@@ -14,6 +14,8 @@ def dump(schedule: Schedule) -> str:
 
 
 def _schedule(s: Schedule) -> Iterator[str]:
+    if s.label != "runs":
+        yield f"schedule {s.label}"
     yield f"align {s.align}"
     yield f"positions up to {s.position_limit} in 32-bit arithmetic"
     if s.max_position is not None:
@@ -44,15 +46,22 @@ def heads_text(heads: tuple[tuple[int, int], ...] | None) -> str:
 def tiling_text(sweep: Sweep) -> str:
     """The query tiling of a sweep in words."""
     t = sweep.tiling
-    if not t.q_cuts:
-        return "runs of queries"
-    return f"queries cut at {', '.join(map(str, t.q_cuts))}, tile {' x '.join(map(str, t.extent))}"
+    text = "runs of queries"
+    if t.q_cuts:
+        tile = " x ".join(map(str, t.extent))
+        text = f"queries cut at {', '.join(map(str, t.q_cuts))}, tile {tile}"
+    if sweep.rows is not None:
+        text += f" from {sweep.rows[0]} to {sweep.rows[1]}"
+    return text + (", keys split" if sweep.split else "")
 
 
 def _segment(s: Segment) -> Iterator[str]:
-    yield f"segment {s.name}: {s.branch}"
+    cuts = f" (keys cut at {', '.join(map(str, s.tiling.k_cuts))})" if s.tiling.k_cuts else ""
+    yield f"segment {s.name}{cuts}: {s.branch}"
     yield f"  row   {s.row_lo} .. {s.row_hi}"
     yield f"  tile  {s.tile_lo} .. {s.tile_hi}" + (f"  ({s.width} keys)" if s.width else "")
+    for t, (lo, hi) in enumerate(s.inner):
+        yield f"  y{t}    {lo} .. {hi}"
     if s.full_lo is not None:
         yield f"  full  {s.full_lo} .. {s.full_hi}"
     for form in s.live:
@@ -61,15 +70,16 @@ def _segment(s: Segment) -> Iterator[str]:
         yield "  guard " + " or ".join(f"{f} >= 0" for f in group)
     if s.table is not None:
         yield f"  walk  {s.table.per_row} key blocks of {s.table.block} per block row"
+    top = f"y{len(s.tiling.k_cuts)}" if s.tiling.k_cuts else "k"
     for span in s.spans:
-        yield f"  {span.kind:5} " + ("; ".join(_tests(span)) or "no test")
+        yield f"  {span.kind:5} " + ("; ".join(_tests(span, top)) or "no test")
 
 
-def _tests(span: Span) -> Iterator[str]:
+def _tests(span: Span, top: str) -> Iterator[str]:
     if span.lower:
-        yield "k >= row_lo"
+        yield f"{top} >= row_lo"
     if span.upper:
-        yield "k <= row_hi"
+        yield f"{top} <= row_hi"
     for test in span.tests:
         yield test_text(test)
 

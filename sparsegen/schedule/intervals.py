@@ -75,6 +75,7 @@ def pick(op: str, forms: Iterable[Lin]) -> Lin:
     return args[0] if len(args) == 1 else Lin({Pick(op, tuple(sorted(args, key=str))): 1})
 
 
+@lru_cache(maxsize=1 << 14)
 def at_least(a: Lin, b: Lin) -> bool:
     """Is a >= b proven for all values of the schedule symbols?"""
     if len(args := pick_args(a, "min")) > 1:
@@ -89,18 +90,33 @@ def at_least(a: Lin, b: Lin) -> bool:
     return bool(bounds(ordered(a - b), SYMBOLS)[0] >= 0)
 
 
+MOST_AXES = 4  # digits of a position at most
+_AFTER_FIRST = {"q_last": Q_FIRST + var("rows"), "k_last": K_FIRST + var("keys")} | {
+    f"x{t}_last": var(f"x{t}_first") + var(f"x{t}_rows") for t in range(MOST_AXES)
+}
+
+
+@lru_cache(maxsize=1 << 14)
 def ordered(lin: Lin) -> Lin:
-    """The form with q_last = q_first + rows and k_last = k_first + keys, so that bounds see their order."""
-    return substitute(lin, {"q_last": Q_FIRST + var("rows"), "k_last": K_FIRST + var("keys")})
+    """The form with q_last = q_first + rows and the like, so that bounds see which symbol is the greater."""
+    return substitute(lin, _AFTER_FIRST)
 
 
 class _Symbols(dict):  # type: ignore[type-arg]
-    """What is known of schedule symbols on any call: keys are >= 0, a tile has a row, a call has a key."""
+    """What is known of schedule symbols on any call: keys are >= 0, a tile has a row, a call has a key.
+
+    Digits have more bounds, but these depend on the tiling (``digits``); x0 is never a top axis, so never negative.
+    """
 
     def __missing__(self, name: str) -> tuple[int, int]:
         if name in ("q_len", "kv_len"):
             return 1, BIG
-        return (0, BIG) if name in ("k", "k_first", "k_last", "rows", "keys") else (-BIG, BIG)
+        if name in _NOT_NEGATIVE or name[0] == "y" or name.endswith("_rows"):
+            return 0, BIG
+        return -BIG, BIG
+
+
+_NOT_NEGATIVE = {"k", "k_first", "k_last", "rows", "keys", "x0", "x0_first", "x0_last"}
 
 
 SYMBOLS = _Symbols()

@@ -1,16 +1,23 @@
-"""What a cube says of one row: the range of keys in closed form, conditions on the row, and what is left to test."""
+"""What a cube says of one row: the range of keys in closed form, conditions on the row, and what is left to test.
+
+Also how one conjunct is solved for one variable: exactly, or between bounds where others occur beside it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sparsegen.schedule.forms import (
     BIG,
+    FAR,
     K_FIRST,
     K_LAST,
     Q_FIRST,
     Q_LAST,
+    Env,
     Floor,
+    Generator,
     Lin,
     Var,
     inside,
@@ -47,23 +54,71 @@ class Limits:
         return pick("min", [K_LAST, *self.upper])
 
 
-def invert(lin: Lin, lo: Lin | None, hi: Lin | None) -> tuple[Lin | None, Lin | None] | None:
-    """Solve lo <= lin <= hi for k, exactly: (least k, greatest k) as forms of the row; None where k is not alone."""
-    with_k = [(g, c) for g, c in lin.terms if "k" in inside(g)]
-    if len(with_k) != 1:
+def alone(lin: Lin, name: str) -> tuple[Generator, int] | None:
+    """The one generator that depends on ``name``, and its coefficient; None where others do too, or it is opaque."""
+    found = [(g, c) for g, c in lin.terms if name in inside(g)]
+    if len(found) != 1 or not isinstance(found[0][0], (Var, Floor)):
         return None
-    g, c = with_k[0]
-    if not isinstance(g, (Var, Floor)):
+    return found[0]
+
+
+def direction(lin: Lin, name: str) -> int:
+    """1 where the form never falls as ``name`` grows, -1 where it never rises, 0 where nobody knows."""
+    found = alone(lin, name)
+    if found is None:
+        return 0
+    g, c = found
+    sign = 1 if c > 0 else -1
+    return sign * direction(g.arg, name) if isinstance(g, Floor) else sign
+
+
+def invert(
+    lin: Lin, lo: Lin | None, hi: Lin | None, name: str = "k"
+) -> tuple[Lin | None, Lin | None] | None:
+    """Solve lo <= lin <= hi for a variable, exactly: (least, greatest) as forms; None where it is not alone."""
+    found = alone(lin, name)
+    if found is None:
         return None
+    g, c = found
     rest = lin - Lin({g: c})
     a = None if lo is None else lo - rest
     b = None if hi is None else hi - rest
+    a, b = _scaled(a, b, c)
+    if isinstance(g, Floor):
+        return invert(g.arg, *_unfloored(a, b, g.m), name)
+    return a, b
+
+
+def enclose(
+    lin: Lin, lo: Any, hi: Any, name: str, env: Env, *, strict: bool
+) -> tuple[Any, Any] | None:
+    """Solve lo <= lin <= hi for a variable while the others lie in ``env``: (least, greatest).
+
+    Loose: nothing outside passes for any values of the others.  Strict: all inside passes for all of them.
+    """
+    found = alone(lin, name)
+    if found is None:
+        return None
+    g, c = found
+    rlo, rhi = bounds(lin - Lin({g: c}), env)
+    if strict:
+        rlo, rhi = rhi, rlo
+    a, b = _scaled(None if lo is None else lo - rhi, None if hi is None else hi - rlo, c)
+    if isinstance(g, Floor):
+        return enclose(g.arg, *_unfloored(a, b, g.m), name, env, strict=strict)
+    return a, b
+
+
+def _scaled(a: Any, b: Any, c: int) -> tuple[Any, Any]:
+    """Bounds of x from a <= c * x <= b."""
     if c < 0:
         a, b = (None if b is None else -b), (None if a is None else -a)
-    a, b = (None if a is None else cdiv(a, abs(c))), (None if b is None else fdiv(b, abs(c)))
-    if isinstance(g, Var):
-        return a, b
-    return invert(g.arg, None if a is None else a * g.m, None if b is None else b * g.m + (g.m - 1))
+    return (None if a is None else cdiv(a, abs(c))), (None if b is None else fdiv(b, abs(c)))
+
+
+def _unfloored(a: Any, b: Any, m: int) -> tuple[Any, Any]:
+    """Bounds of x from a <= floor(x / m) <= b."""
+    return (None if a is None else a * m), (None if b is None else b * m + (m - 1))
 
 
 def limits(cube: Cube) -> Limits:
@@ -76,10 +131,8 @@ def limits(cube: Cube) -> Limits:
         if "k" not in variables(r.lin):
             (rows if all(size(f) <= LONGEST_FORM for f in ends(r.lin)) else tests).append(r)
             continue
-        lo = None if r.lo <= -BIG else Lin((), r.lo)
-        hi = None if r.hi >= BIG else Lin((), r.hi)
-        solved = invert(r.lin, lo, hi)
-        if solved is None or any(x is not None and _too_long(x) for x in solved):
+        solved = invert(r.lin, *edges(r.lo, r.hi))
+        if solved is None or any(x is not None and too_long(x) for x in solved):
             tests.append(r)
             continue
         lower += [solved[0]] if solved[0] is not None else []
@@ -87,13 +140,24 @@ def limits(cube: Cube) -> Limits:
     return Limits(tuple(lower), tuple(upper), tuple(rows), tuple(tests))
 
 
-def _too_long(row_form: Lin) -> bool:
-    return any(size(f) > LONGEST_FORM for f in (row_form, *ends(row_form)))
+def edges(lo: int, hi: int) -> tuple[Lin | None, Lin | None]:
+    """Both bounds of a Range as forms; None for no bound."""
+    return (None if lo <= -BIG else Lin((), lo)), (None if hi >= BIG else Lin((), hi))
 
 
-def ends(lin: Lin) -> tuple[Lin, Lin]:
+def too_long(row_form: Lin, on_tile: Env = ON_TILE) -> bool:
+    """Is the form, or one of its ends over a tile, too long to be worth computing?"""
+    return any(size(f) > LONGEST_FORM for f in (row_form, *ends(row_form, on_tile)))
+
+
+def unbounded(form: Lin) -> bool:
+    """Does the form stand for no bound?  Then "infinity" sits somewhere in its constant."""
+    return abs(form.const) >= FAR
+
+
+def ends(lin: Lin, on_tile: Env = ON_TILE) -> tuple[Lin, Lin]:
     """Least and greatest value over the rows of a tile, as forms."""
-    lo, hi = bounds(lin, ON_TILE)
+    lo, hi = bounds(lin, on_tile)
     return as_form(lo), as_form(hi)
 
 

@@ -26,8 +26,9 @@ def ordered(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 def shape(s: Segment) -> str:
     """What a segment looks like in the mask.
 
-    blocks: a table walk · masked: several alternatives · strided, stripes: a remainder of q - k, of k is tested ·
-    columns: a few keys · rows: a few queries · chunks, band, causal, left, right: ranges by the row · keys, full
+    blocks: a table walk · masked: several alternatives · strided, stripes: a remainder of q - k, of k is tested, or
+    holds for all keys of the box · box: other boxes of key digits · columns: a few keys · rows: a few queries ·
+    chunks, band, causal, left, right: ranges by the row · keys, full
     """
     if s.table is not None:
         return "blocks"
@@ -38,7 +39,7 @@ def shape(s: Segment) -> str:
         return "columns"
     if any(_few_rows(r) for c in s.branch.alts for r in c):
         return "rows"
-    if kind := _remainder(tests):
+    if kind := _remainder(tests) or _box(s):
         return kind
     name = _range(s)
     return (
@@ -58,6 +59,15 @@ def _remainder(tests: list[Test]) -> str:
         if isinstance(t, Range) and (mod := as_mod(t.lin)) and "k" in variables(mod[0]):
             return "strided" if "q" in variables(mod[0]) else "stripes"
     return ""
+
+
+def _box(s: Segment) -> str:
+    """One key digit for every row and query digit: strided; the same digits for all rows: stripes."""
+    if not s.inner:
+        return ""
+    if all(lo == hi for lo, hi in s.inner) and any(lo.terms for lo, _ in s.inner):
+        return "strided"
+    return "box" if any(lo.terms or hi.terms for lo, hi in s.inner) else "stripes"
 
 
 def _range(s: Segment) -> str:

@@ -4,50 +4,79 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sparsegen.schedule.forms import Floor, Lin, Opaque, Pick, Prod, Table
+from sparsegen.schedule.digits import axes_of, radices
+from sparsegen.schedule.forms import Floor, Lin, Opaque, Pick, Prod, Table, Var
 from sparsegen.schedule.formula import Range
-from sparsegen.schedule.tree import AnyOf, NoneOf, Segment
+from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Tiling
 from sparsegen.spec import expr as ex
 
 INT32 = (1 << 31) - 1
-OVERHANG = 1 << 12  # rows and keys of a tile beyond the last position; no block is larger
+OVERHANG = 1 << 12  # rows and entries of a tile beyond the last position; no block is larger
+
+
+class Sizes:
+    """Largest |value| of every name while |positions| and lengths are at most ``far``.
+
+    Digits of lower axes stay below their radix.  On the top axes a tile goes on beyond the last position: by OVERHANG
+    steps, and so do the positions that are put together from digits.
+    """
+
+    def __init__(self, tiling: Tiling, far: int):
+        self.positions = far + OVERHANG * max(*tiling.q_cuts, *tiling.k_cuts, 1, 1)
+        self._digits: dict[str, int] = {}
+        for axis, cuts in (("x", tiling.q_cuts), ("y", tiling.k_cuts)):
+            for t, radix in enumerate(radices(cuts)):
+                self._digits[f"{axis}{t}"] = radix - 1
+            if cuts:
+                self._digits[f"{axis}{len(cuts)}"] = far // cuts[-1] + 1 + OVERHANG
+
+    def of(self, name: str) -> int:
+        """The bound of a variable: a digit, its first and last value on a tile, a position or a length."""
+        return self._digits.get(name.split("_")[0], self.positions)
 
 
 def position_limit(segments: Iterable[Segment]) -> int:
     """Largest P: every intermediate fits 32 bits while |positions| and lengths are at most P.  0: even at 0 it does not."""
-    forms, exprs = _read(segments)
-    low, high = 0, INT32 - OVERHANG
+    every: dict[Tiling, list[Segment]] = {}
+    for s in segments:
+        every.setdefault(s.tiling, []).append(s)
+    read = [(tiling, *_read(some)) for tiling, some in every.items()]
 
     def fits(p: int) -> bool:
-        far = p + OVERHANG
-        return all(worst(f, far)[1] <= INT32 for f in forms) and all(
-            expr_worst(e, far)[1] <= INT32 for e in exprs
-        )
+        for tiling, forms, exprs in read:
+            sizes = Sizes(tiling, p)
+            if any(worst(f, sizes)[1] > INT32 for f in forms) or any(
+                expr_worst(e, sizes.positions)[1] > INT32 for e in exprs
+            ):
+                return False
+        return True
 
+    low, high = 0, INT32 - OVERHANG
     while low < high:
         mid = (low + high + 1) // 2
         low, high = (mid, high) if fits(mid) else (low, mid - 1)
     return low
 
 
-def worst(lin: Lin, far: int) -> tuple[int, int]:
-    """(|value|, |largest intermediate|) of a form where every variable is at most ``far``; sums in any order."""
+def worst(lin: Lin, sizes: Sizes) -> tuple[int, int]:
+    """(|value|, |largest intermediate|) of a form; sums in any order."""
     total = peak = abs(lin.const)
     for g, c in lin.terms:
-        v = top = far
         match g:
+            case Var(n):
+                v = top = sizes.of(n)
             case Floor(a, m):
-                v, top = worst(a, far)
+                v, top = worst(a, sizes)
                 v = v // m + 1
             case Table(_, a):
-                v, top = far, worst(a, far)[1]
+                v, top = sizes.positions, worst(a, sizes)[1]
             case Opaque(_):
                 v = top = 1
             case Prod(a, b):
-                (x, xt), (y, yt) = worst(a, far), worst(b, far)
+                (x, xt), (y, yt) = worst(a, sizes), worst(b, sizes)
                 v, top = x * y, max(xt, yt, x * y)
             case Pick(_, args):
-                ends = [worst(a, far) for a in args]
+                ends = [worst(a, sizes) for a in args]
                 v, top = max(e[0] for e in ends), max(e[1] for e in ends)
         peak = max(peak, top, abs(c) * v)
         total += abs(c) * v
@@ -78,7 +107,11 @@ def _read(segments: Iterable[Segment]) -> tuple[list[Lin], list[ex.Bool]]:
     exprs: set[ex.Bool] = set()
     for s in segments:
         parts = [s.row_lo, s.row_hi, s.tile_lo, s.tile_hi, s.full_lo, s.full_hi, *s.live]
+        parts += [f for ends in s.inner for f in ends]
         forms |= {f for f in (*parts, *(f for g in s.guards for f in g)) if f is not None}
+        forms |= set(
+            axes_of(s.tiling).positions.values()
+        )  # rows and keys are put together from their digits
         for span in s.spans:
             for r in _ranges(span.tests):
                 forms.add(r.lin)

@@ -1,31 +1,24 @@
-"""Closed forms of one branch on the identity tiling: which keys a row, and a tile of rows, may see.
+"""Closed forms of one branch on a tiling: which keys a row, and a tile of rows, may see.
 
-A conjunct with one generator in k, monotone in k, is an *interval*: solved for k it limits a row exactly.  Conjuncts
-without k are conditions on *rows*.  All others are *tests*.  Bounds of the row limits over the rows of a tile give the
-tile's range (loose side) and its full part (strict side); no length and no tile size occurs in any of them.
+``boxes`` says what each cube of the branch means there.  Here its bounds become a segment: the loose ones the box, the
+strict ones the full part, with guards for what no bound says; spans test what is left.  No length and no tile size
+occurs in any form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
-import numpy as np
-
+from sparsegen.schedule.boxes import Box, Edge, Ends, solve
 from sparsegen.schedule.branches import Branch, walked_term
-from sparsegen.schedule.forms import (
-    BIG,
-    FAR,
-    K_FIRST,
-    K_LAST,
-    Floor,
-    Lin,
-    Opaque,
-    size,
-    value,
-)
-from sparsegen.schedule.formula import Range, as_mod
-from sparsegen.schedule.intervals import SYMBOLS, bounds, ordered, pick, pick_args
-from sparsegen.schedule.limits import LONGEST_FORM, ON_TILE, Limits, as_form, ends, limits
+from sparsegen.schedule.digits import Axes, Conjunct, axes_of
+from sparsegen.schedule.forms import FAR, K_FIRST, K_LAST, Lin, Opaque, size, variables
+from sparsegen.schedule.formula import Range
+from sparsegen.schedule.guards import ever_full, guards, live
+from sparsegen.schedule.intervals import fdiv, pick, pick_args
+from sparsegen.schedule.limits import LONGEST_FORM
 from sparsegen.schedule.tree import (
     IDENTITY,
     AnyOf,
@@ -34,141 +27,247 @@ from sparsegen.schedule.tree import (
     Span,
     TableWalk,
     Test,
+    Tiling,
 )
 
-SMALLEST_BLOCK = 16  # rows and keys of a kernel's smallest tile; a smaller full part is no use
-FAR_AWAY = 1 << 21  # positions at which full parts are looked for
-SHORTEST_RUN = 16  # rows in a row; remainders of q that hold for fewer never fill a tile
 
-
-def close(branch: Branch) -> Segment:
-    """The segment of a branch, unnamed."""
+@lru_cache(maxsize=1 << 12)
+def close(branch: Branch, tiling: Tiling = IDENTITY) -> Segment | None:
+    """The segment of a branch, unnamed; None where the tiling is not for it (tables have runs of queries and keys)."""
+    axes = axes_of(tiling)
     if len(branch.alts) == 1:
-        return _close_one(branch)
-    every = [limits(c) for c in branch.alts]
-    joined = _joined_limits(branch, every)
+        return _close_one(branch, axes)
+    every = [solve(c, axes) for c in branch.alts]
+    joined = _joined(branch, every)
     if joined is not None:
-        return _segment(branch, *joined, rows=(), tests=(), clauses=())
-    return _close_hull(branch, every)
+        return _segment(branch, axes, joined, _limits(joined, axes), clauses=())
+    return _close_hull(branch, axes, every)
 
 
-def _close_one(branch: Branch) -> Segment:
+def _close_one(branch: Branch, axes: Axes) -> Segment | None:
     (cube,) = branch.alts
     term = walked_term(cube)
-    if term is not None:
-        cube = tuple(r for r in cube if Opaque(term) not in dict(r.lin.terms))
-    got = limits(cube)
-    clauses = tuple(NoneOf((m,)) for m in branch.minus)
-    if term is not None:
-        return _walk(branch, got, clauses, TableWalk(term, term["block"], term["per_row"]))
-    return _segment(branch, got.row_lo, got.row_hi, got.rows, got.tests, clauses)
-
-
-def _joined_limits(branch: Branch, every: list[Limits]) -> tuple[Lin, Lin] | None:
-    """Alternatives that are plain intervals with one end in common are one interval."""
-    if branch.minus or any(x.rows or x.tests for x in every):
+    if term is None:
+        box = solve(cube, axes)
+        return _segment(branch, axes, box, _limits(box, axes), _clauses(branch, axes))
+    if not axes.plain:
         return None
+    box = solve(tuple(r for r in cube if Opaque(term) not in dict(r.lin.terms)), axes)
+    walk = TableWalk(term, term["block"], term["per_row"])
+    return _walk(branch, axes, box, walk)
+
+
+def _clauses(branch: Branch, axes: Axes) -> tuple[NoneOf, ...]:
+    """The exclusions, in the cheaper spelling; those that meet no cell at all are none."""
+    found = [(m, axes.cheaper(m)) for m in branch.minus]
+    return tuple(NoneOf((cheaper or m,)) for m, cheaper in found if cheaper is not None)
+
+
+def _limits(box: Box, axes: Axes) -> Ends:
+    """Exact limits of the top key axis for a row; where there are none, the blocks that hold keys of the call."""
+    lows = [*([box.first] if box.first is not None else []), *box.lower]
+    highs = [*([box.last] if box.last is not None else []), *box.upper]
+    top = (1, *axes.tiling.k_cuts)[-1]
+    row_lo = pick("max", lows or [fdiv(K_FIRST, top)])
+    row_hi = pick("min", highs or [fdiv(K_LAST, top)])
+    return row_lo, row_hi
+
+
+def _joined(branch: Branch, every: list[Box]) -> Box | None:
+    """Alternatives that are plain intervals in one box, with one end in common, are one interval."""
     first = every[0]
+    if branch.minus or first.first is None or first.last is None:
+        return None
+    for x in every:
+        if x.rows or x.tests or x.inside or x.below or x.above or x.inner != first.inner:
+            return None
     if all(set(x.lower) == set(first.lower) for x in every):
-        highs = [pick("min", x.upper or [K_LAST]) for x in every]
-        return first.row_lo, pick("min", [K_LAST, pick("max", highs)])
+        highs = [pick("min", x.upper or [first.last]) for x in every]
+        return replace(first, upper=(pick("max", highs),))
     if all(set(x.upper) == set(first.upper) for x in every):
-        lows = [pick("max", x.lower or [K_FIRST]) for x in every]
-        return pick("max", [K_FIRST, pick("min", lows)]), first.row_hi
+        lows = [pick("max", x.lower or [first.first]) for x in every]
+        return replace(first, lower=(pick("min", lows),))
     return None
 
 
+def _tile_ends(box: Box, axes: Axes, row: Ends) -> tuple[Ends, tuple[Lin, Lin] | None]:
+    """(first, last) of the box on the top axis, and of the part that all rows see; None where no form says the latter."""
+    (lo, full_lo), (full_hi, hi) = axes.ends(row[0]), axes.ends(row[1])
+    lows = [lo, *(e.loose for e in box.below if e.loose is not None)]
+    highs = [hi, *(e.loose for e in box.above if e.loose is not None)]
+    tile = axes.tidy(pick("max", lows)), axes.tidy(pick("min", highs))
+    if any(e.strict is None for e in (*box.below, *box.above)):
+        return tile, None
+    strict_lows = [full_lo, *(e.strict for e in box.below if e.strict is not None)]
+    strict_highs = [full_hi, *(e.strict for e in box.above if e.strict is not None)]
+    return tile, (axes.tidy(pick("max", strict_lows)), axes.tidy(pick("min", strict_highs)))
+
+
 def _segment(
-    branch: Branch,
-    row_lo: Lin,
-    row_hi: Lin,
-    rows: tuple[Range, ...],
-    tests: tuple[Test, ...],
-    clauses: tuple[NoneOf, ...],
+    branch: Branch, axes: Axes, box: Box, row: Ends, clauses: tuple[NoneOf, ...]
 ) -> Segment:
-    (tile_lo, full_lo), (full_hi, tile_hi) = ends(row_lo), ends(row_hi)
-    has_lower = full_lo != tile_lo  # else every row starts at the first key of the range
-    guards = None if tests else _guards(rows, clauses, full_lo, full_hi)
-    if guards is not None and not _ever_full(tile_lo, tile_hi, full_lo, full_hi, guards):
-        guards = None
-    whole = Span("whole", has_lower, True, (*rows, *tests, *clauses))
-    if guards is None:
-        spans: tuple[Span, ...] = (whole,)
-    else:
-        head = Span("head", has_lower, False, clauses)
-        tail = Span("tail", False, True, clauses)
-        spans = (*((head,) if has_lower else ()), Span("full", False, False), tail)
-        if (whole.lower, whole.tests) != (tail.lower, tail.tests):
-            spans += (whole,)
-    full = guards is not None
+    tile, full = _tile_ends(box, axes, row)
+    row_lower, below = _lower_tests(axes, box, row, tile, full)
+    has_head = row_lower or bool(below)
+    begins: tuple[tuple[Lin, ...], ...] = ()
+    if full is not None and below and not row_lower and all(map(_of_call, box.below)):
+        # Calls nearly always begin at key 0: a guard that theirs fills a box spares all of them the head's loop.
+        has_head, begins, full = False, ((tile[0] - full[0],),), (tile[0], full[1])
+    proofs = None
+    if full is not None and not box.tests:
+        conditions = (*box.rows, *box.inside)
+        proofs = guards(axes, conditions, clauses, box.inner, full, begins)
+        if proofs is not None and not ever_full(axes.tiling, tile, full, box.inner, proofs):
+            proofs = None
+    above = tuple(e.test for e in box.above)
+    row_upper = bool(box.upper) or box.last is not None
+    rest = [c.test() for c in (*box.rows, *box.inside, *box.tests)]
+    whole = Span("whole", row_lower, row_upper, (*rest, *_merged((*below, *above)), *clauses))
+    head = Span("head", row_lower, False, (*below, *clauses)) if has_head else None
+    tail = Span("tail", False, row_upper, (*above, *clauses))
     return Segment(
         name="",
         branch=branch,
-        tiling=IDENTITY,
-        row_lo=row_lo,
-        row_hi=row_hi,
-        tile_lo=tile_lo,
-        tile_hi=tile_hi,
-        live=_live(rows),
-        full_lo=full_lo if full else None,
-        full_hi=full_hi if full else None,
-        guards=guards or (),
-        spans=spans,
-        width=constant_width(tile_lo, tile_hi),
+        tiling=axes.tiling,
+        row_lo=row[0],
+        row_hi=row[1],
+        tile_lo=tile[0],
+        tile_hi=tile[1],
+        live=live(axes, box.rows),
+        full_lo=None if proofs is None or full is None else full[0],
+        full_hi=None if proofs is None or full is None else full[1],
+        guards=proofs or (),
+        spans=(whole,) if proofs is None else _spans(head, tail, whole),
+        inner=box.inner,
+        width=constant_width(axes, *tile, box.inner),
     )
 
 
-def _close_hull(branch: Branch, every: list[Limits]) -> Segment:
-    """Several alternatives in one range: from the least first key to the greatest last one, all of them tested."""
-    lows, highs = [ends(x.row_lo)[0] for x in every], [ends(x.row_hi)[1] for x in every]
-    tile_lo, tile_hi = pick("min", lows), pick("min", [K_LAST, pick("max", highs)])
-    if size(tile_lo) > LONGEST_FORM:
-        tile_lo = K_FIRST
-    if size(tile_hi) > LONGEST_FORM:
-        tile_hi = K_LAST
-    tests: tuple[Test, ...] = (AnyOf(branch.alts), *(NoneOf((m,)) for m in branch.minus))
-    full_lo = full_hi = None
-    guards: tuple[tuple[Lin, ...], ...] = ()
-    spans = (Span("whole", False, True, tests),)
-    for x in sorted((x for x in every if not x.tests), key=lambda x: len(x.rows)):
-        lo, hi = ends(x.row_lo)[1], ends(x.row_hi)[0]
-        found = _guards(x.rows, tests[1:], lo, hi)  # type: ignore[arg-type]
-        if found is not None and _ever_full(tile_lo, tile_hi, lo, hi, found):
-            full_lo, full_hi, guards = lo, hi, found
-            head, tail = Span("head", False, False, tests), Span("tail", False, True, tests)
-            spans = (head, Span("full", False, False), tail)  # type: ignore[assignment]
-            break
+def _lower_tests(
+    axes: Axes, box: Box, row: Ends, tile: Ends, full: Ends | None
+) -> tuple[bool, tuple[Range, ...]]:
+    """Is the row's first key tested, and what else bounds the top axis from below.
+
+    Neither where every row starts at the first key of the box.
+    """
+    if full is not None and full[0] == tile[0]:
+        return False, ()
+    exact = bool(box.lower) or box.first is not None
+    if exact and box.below:  # perhaps all rows have the same limit, and only the edges differ
+        exact = axes.least(tile[0] - axes.ends(row[0])[1]) < 0
+    return exact, tuple(e.test for e in box.below)
+
+
+def _of_call(e: Edge) -> bool:
+    """Is the strict bound one for all tiles of a call?"""
+    return e.strict is not None and variables(e.strict) <= {"k_first", "k_last", "q_len", "kv_len"}
+
+
+def _spans(head: Span | None, tail: Span, whole: Span) -> tuple[Span, ...]:
+    """The loops of a segment with a full part; a tail that tests as much as the whole serves for it."""
+    spans = (*((head,) if head is not None else ()), Span("full", False, False), tail)
+    same = (whole.lower, whole.tests) == (tail.lower, tail.tests)
+    return spans if same else (*spans, whole)
+
+
+def _merged(tests: Iterable[Range]) -> tuple[Range, ...]:
+    """Both sides of one form as one test."""
+    out: dict[Lin, Range] = {}
+    for r in tests:
+        old = out.get(r.lin)
+        out[r.lin] = r if old is None else Range(r.lin, max(r.lo, old.lo), min(r.hi, old.hi))
+    return tuple(out.values())
+
+
+def _close_hull(branch: Branch, axes: Axes, every: list[Box]) -> Segment:
+    """Several alternatives in one box: from the least first key to the greatest last one, all of them tested."""
+    inner = _inner_hull(axes, every)
+    if not axes.plain:  # what each alternative says of all keys of the common box
+        every = [solve(c, axes, inner) for c in branch.alts]
+    keys = solve((), axes, inner)
+    row = _limits(keys, axes)
+    (first, last), _ = _tile_ends(keys, axes, row)
+    ends = [_tile_ends(x, axes, _limits(x, axes)) for x in every]
+    tile_lo = _short(axes, pick("min", [lo for (lo, _), _ in ends]), first)
+    most = pick("max", [hi for (_, hi), _ in ends])
+    tile = tile_lo, _short(axes, pick("min", [last, most]), last)
+    clauses = _clauses(branch, axes)
+    full, proofs = _full_hull(axes, tile, every, [part for _, part in ends], inner, clauses)
+    alts = [(c, axes.cheaper(c)) for c in branch.alts]
+    possible = tuple(cheaper or c for c, cheaper in alts if cheaper is not None)
+    tests: tuple[Test, ...] = (AnyOf(possible), *clauses)
+    below, above = tuple(e.test for e in keys.below), tuple(e.test for e in keys.above)
+    row_upper = keys.last is not None
+    # No limit of rows from below: where the call's first key has one, it is the same for the whole tile.
+    whole = Span("whole", False, row_upper, (*_merged((*below, *above)), *tests))
+    head = Span("head", False, False, (*below, *tests))
+    tail = Span("tail", False, row_upper, (*above, *tests))
     return Segment(
         name="",
         branch=branch,
-        tiling=IDENTITY,
-        row_lo=K_FIRST,
-        row_hi=K_LAST,
-        tile_lo=tile_lo,
-        tile_hi=tile_hi,
-        live=_live(_row_hull(every)),
-        full_lo=full_lo,
-        full_hi=full_hi,
-        guards=guards,
-        spans=spans,
-        width=constant_width(tile_lo, tile_hi),
+        tiling=axes.tiling,
+        row_lo=row[0],
+        row_hi=row[1],
+        tile_lo=tile[0],
+        tile_hi=tile[1],
+        live=live(axes, _row_hull(every)),
+        full_lo=None if full is None else full[0],
+        full_hi=None if full is None else full[1],
+        guards=proofs,
+        spans=(whole,) if full is None else _spans(head, tail, whole),
+        inner=inner,
+        width=constant_width(axes, *tile, inner),
     )
 
 
-def _walk(branch: Branch, got: Limits, clauses: tuple[NoneOf, ...], walk: TableWalk) -> Segment:
+def _inner_hull(axes: Axes, every: list[Box]) -> tuple[Ends, ...]:
+    """The ranges of the lower digits that hold those of all boxes."""
+    out = []
+    for y, ends in zip(axes.keys, zip(*(x.inner for x in every))):
+        lo, hi = pick("min", [lo for lo, _ in ends]), pick("max", [hi for _, hi in ends])
+        out.append((_short(axes, lo, Lin()), _short(axes, hi, Lin((), axes.radix(y) - 1))))
+    return tuple(out)
+
+
+def _full_hull(
+    axes: Axes,
+    tile: Ends,
+    every: list[Box],
+    parts: list[Ends | None],
+    inner: tuple[Ends, ...],
+    clauses: tuple[NoneOf, ...],
+) -> tuple[Ends | None, tuple[tuple[Lin, ...], ...]]:
+    """The full part of one alternative, of those with few conditions on rows first, and its guards."""
+    for box, full in sorted(zip(every, parts), key=lambda x: len(x[0].rows)):
+        if full is None or box.tests:
+            continue
+        proofs = guards(axes, (*box.rows, *box.inside), clauses, inner, full)
+        if proofs is not None and ever_full(axes.tiling, tile, full, inner, proofs):
+            return full, proofs
+    return None, ()
+
+
+def _short(axes: Axes, form: Lin, else_: Lin) -> Lin:
+    form = axes.tidy(form)
+    return else_ if size(form) > LONGEST_FORM else form
+
+
+def _walk(branch: Branch, axes: Axes, box: Box, walk: TableWalk) -> Segment:
     """Blocks of a table: the row limits and all other conjuncts are tested on each of them."""
-    tile_lo, tile_hi = ends(got.row_lo)[0], ends(got.row_hi)[1]
+    row = _limits(box, axes)
+    tile, _ = _tile_ends(box, axes, row)
+    tests: tuple[Test, ...] = tuple(c.test() for c in (*box.rows, *box.tests))
     # Blocks lie where the table says: both ends of the keys are tested, the first key too.
-    whole = Span("whole", True, True, (*got.rows, *got.tests, *clauses))
+    whole = Span("whole", True, True, (*tests, *_clauses(branch, axes)))
     return Segment(
         name="",
         branch=branch,
-        tiling=IDENTITY,
-        row_lo=got.row_lo,
-        row_hi=got.row_hi,
-        tile_lo=tile_lo,
-        tile_hi=tile_hi,
-        live=_live(got.rows),
+        tiling=axes.tiling,
+        row_lo=row[0],
+        row_hi=row[1],
+        tile_lo=tile[0],
+        tile_hi=tile[1],
+        live=live(axes, box.rows),
         full_lo=None,
         full_hi=None,
         guards=(),
@@ -177,89 +276,23 @@ def _walk(branch: Branch, got: Limits, clauses: tuple[NoneOf, ...], walk: TableW
     )
 
 
-def _row_hull(every: list[Limits]) -> Iterator[Range]:
+def _row_hull(every: list[Box]) -> Iterator[Conjunct]:
     """Conditions that the rows of any alternative meet: the least bound and the greatest one of each form in all."""
-    for lin in dict.fromkeys(r.lin for r in every[0].rows):
-        found = [r for x in every for r in x.rows if r.lin == lin]
+    for lin in dict.fromkeys(c.lin for c in every[0].rows):
+        found = [c for x in every for c in x.rows if c.lin == lin]
         if len(found) == len(every):
-            yield Range(lin, min(r.lo for r in found), max(r.hi for r in found))
+            yield Conjunct(lin, min(c.lo for c in found), max(c.hi for c in found))
 
 
-def _live(rows: Iterable[Range]) -> tuple[Lin, ...]:
-    """Forms that are >= 0 wherever some row of the tile may pass."""
-    out = []
-    for r in rows:
-        lo, hi = ends(r.lin)
-        out += [hi - r.lo] if r.lo > -BIG else []
-        out += [-lo + r.hi] if r.hi < BIG else []
-    return tuple(f for f in dict.fromkeys(out) if _least(f) < 0)
-
-
-def _guards(
-    rows: Iterable[Range], clauses: Iterable[NoneOf], full_lo: Lin, full_hi: Lin
-) -> tuple[tuple[Lin, ...], ...] | None:
-    """Forms that prove the row conditions and the exclusions on a full part; None: they are never proven."""
-    out: list[tuple[Lin, ...]] = []
-    for r in rows:
-        if _short_run(r):
+def constant_width(
+    axes: Axes, tile_lo: Lin, tile_hi: Lin, inner: Sequence[Ends] = ()
+) -> int | None:
+    """Most keys that a box can hold on any tile, where no row and no length decides it."""
+    total = 1
+    for lo, hi in ((tile_lo, tile_hi), *inner):
+        pairs = [b - a for b in pick_args(hi, "min") for a in pick_args(lo, "max")]
+        most = min(map(axes.most, pairs))
+        if most >= FAR:
             return None
-        lo, hi = ends(r.lin)
-        out += [(lo - r.lo,)] if r.lo > -BIG else []
-        out += [(-hi + r.hi,)] if r.hi < BIG else []
-    here = {**ON_TILE, "k": (full_lo, full_hi)}
-    for clause in clauses:
-        proofs: list[Lin] = []
-        for r in clause.cubes[0]:  # one literal that is false on the whole part is enough
-            lo, hi = map(as_form, bounds(r.lin, here))
-            proofs += [lo - r.hi - 1] if r.hi < BIG else []
-            proofs += [-hi + (r.lo - 1)] if r.lo > -BIG else []
-        out.append(tuple(f for f in proofs if size(f) <= LONGEST_FORM and _most(f) >= 0))
-    out = [g for g in dict.fromkeys(out) if not any(_least(f) >= 0 for f in g)]
-    possible = all(any(_most(f) >= 0 for f in g) for g in out)
-    return tuple(out) if possible and _most(full_hi - full_lo) >= 0 else None
-
-
-def _ever_full(
-    tile_lo: Lin, tile_hi: Lin, full_lo: Lin, full_hi: Lin, guards: tuple[tuple[Lin, ...], ...]
-) -> bool:
-    """Has any tile of the smallest size a full key tile?  Looked for at many places; a miss costs speed, not cells."""
-    m = SMALLEST_BLOCK
-    near, far = np.arange(0, 1 << 13, m), np.arange(0, FAR_AWAY, 37 * m)
-    first = np.concatenate([near, far, near])
-    last_key = np.concatenate([near * 0 + FAR_AWAY, far * 0 + FAR_AWAY, near + 2 * m])
-    env = {"q_first": first, "q_last": first + m - 1, "k_first": 0, "k_last": last_key}
-    env |= {"q_len": FAR_AWAY, "kv_len": last_key + 1}
-    start = value(tile_lo, env)
-    body = start - (start - value(full_lo, env)) // m * m
-    held = value(full_hi, env) + 1 - body >= m
-    held &= value(tile_hi, env) >= start
-    for group in guards:
-        held = held & np.logical_or.reduce(
-            [np.broadcast_to(value(f, env) >= 0, first.shape) for f in group]
-        )
-    return bool(np.any(held))
-
-
-def _short_run(r: Range) -> bool:
-    """Does a remainder of q hold for a few neighbouring rows only?"""
-    mod = as_mod(r.lin)
-    if mod is None or len(mod[0].terms) != 1:
-        return False
-    g, c = mod[0].terms[0]
-    period = g.m if isinstance(g, Floor) else 1
-    return (r.hi - r.lo + 1) * period < SHORTEST_RUN * abs(c)
-
-
-def _least(form: Lin) -> int:
-    return int(bounds(ordered(form), SYMBOLS)[0])
-
-
-def _most(form: Lin) -> int:
-    return int(bounds(ordered(form), SYMBOLS)[1])
-
-
-def constant_width(tile_lo: Lin, tile_hi: Lin) -> int | None:
-    """Most keys from tile_lo to tile_hi on any tile, where no row and no length decides it."""
-    pairs = [hi - lo for hi in pick_args(tile_hi, "min") for lo in pick_args(tile_lo, "max")]
-    most = min(map(_most, pairs))
-    return max(most + 1, 0) if most < FAR else None
+        total *= max(most + 1, 0)
+    return total

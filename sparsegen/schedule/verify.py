@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,8 +11,24 @@ import numpy as np
 from sparsegen.errors import SparsegenError
 from sparsegen.schedule.forms import value
 from sparsegen.schedule.formula import Cube, Range
-from sparsegen.schedule.tiles import query_tiles, visit
-from sparsegen.schedule.tree import AnyOf, HeadClass, NoneOf, Schedule, Segment, Span, TableWalk
+from sparsegen.schedule.tiles import (
+    entry_keys,
+    one_tile,
+    query_tiles,
+    tile_count,
+    tile_rows,
+    visit,
+)
+from sparsegen.schedule.tree import (
+    AnyOf,
+    HeadClass,
+    NoneOf,
+    Schedule,
+    Segment,
+    Span,
+    Sweep,
+    TableWalk,
+)
 from sparsegen.spec import expr as ex
 
 Env = dict[str, Any]
@@ -125,43 +142,80 @@ def mask_of(mask: ex.Bool, call: Call) -> np.ndarray:
 
 def execute(one: HeadClass, call: Call, block_m: int, block_n: int) -> np.ndarray:
     """How often each cell is computed as visible, int [q_len, kv_len]."""
-    q_start, q_len, k_start, kv_len = call
-    out = np.zeros((q_len, kv_len), np.int32)
-    tiles = query_tiles(q_start, q_len, block_m, k_start, kv_len)
-    for first, last in zip(tiles["q_first"], tiles["q_last"], strict=True):
-        q = np.arange(first, last + 1)[:, None]
-        on_tile = {**tiles, "q_first": int(first), "q_last": int(last)}
-        for sweep in one.sweeps:
-            for segment in sweep.segments:
-                for span, k, rows in _key_tiles(segment, on_tile, call, q, block_n):
-                    seen = _seen(segment, span, environment(call, q, k)) & rows
-                    inside = (k[0] >= k_start) & (k[0] < k_start + kv_len)
-                    if seen[:, ~inside].any():
-                        raise ScheduleError(f"{segment.name}: a cell outside the keys is visible")
-                    cells = np.ix_(q[:, 0] - q_start, k[0, inside] - k_start)
-                    out[cells] += seen[:, inside]
+    _check_sweeps(one)
+    out = np.zeros((call[1], call[3]), np.int32)
+    for sweep in one.sweeps:
+        size = fitting(sweep, block_m)
+        env = query_tiles(call[0], call[1], size, call[2], call[3], sweep.tiling, sweep.rows)
+        for i in range(tile_count(env)):
+            _execute_tile(sweep, one_tile(env, i), call, size, block_n, out)
     return out
+
+
+def fitting(sweep: Sweep, block_m: int) -> int:
+    """The tile size, rounded up to one that holds the sweep's lower digits."""
+    lower = math.prod(sweep.tiling.extent)
+    return -(-block_m // lower) * lower
+
+
+def _check_sweeps(one: HeadClass) -> None:
+    """What ``tree`` says of sweeps and cannot be seen in the cells."""
+    if one.sweeps and (one.sweeps[0].rows is not None or one.sweeps[0].split):
+        raise ScheduleError(f"{one.mask_text}: the first sweep does not start every row")
+    for sweep in one.sweeps:
+        cuts = sweep.tiling.q_cuts, sweep.tiling.extent
+        for s in sweep.segments:
+            if (s.tiling.q_cuts, s.tiling.extent) != cuts:
+                raise ScheduleError(f"{s.name}: not on the query tiling of its sweep")
+        if sweep.tiling.k_cuts or (sweep.tiling.q_cuts and (sweep.rows or sweep.split)):
+            raise ScheduleError(f"{one.mask_text}: {sweep.tiling} with rows, split or key cuts")
+        if sweep.split and any(s.table is not None for s in sweep.segments):
+            raise ScheduleError(f"{one.mask_text}: a table in a split sweep")
+
+
+def _execute_tile(
+    sweep: Sweep, tile: Env, call: Call, block_m: int, block_n: int, out: np.ndarray
+) -> None:
+    q_start, q_len, k_start, kv_len = call
+    rows = tile_rows(tile, q_start, q_len, block_m, sweep.tiling)
+    q = rows.q[rows.live]
+    digits = {name: x[rows.live][:, None] for name, x in rows.digits.items()}
+    for segment in sweep.segments:
+        for span, keys, passing in _key_tiles(segment, tile, call, q[:, None], block_n):
+            k = keys["k"]
+            here = environment(call, q[:, None], k[None, :])
+            here |= digits | {n: y[None, :] for n, y in keys.items() if n != "k"}
+            seen = _seen(segment, span, here) & passing
+            inside = (k >= k_start) & (k < k_start + kv_len)
+            if seen[:, ~inside].any():
+                raise ScheduleError(f"{segment.name}: a cell outside the keys is visible")
+            np.add.at(out, np.ix_(q - q_start, k[inside] - k_start), seen[:, inside])
 
 
 def _key_tiles(
     segment: Segment, env: Env, call: Call, q: np.ndarray, block_n: int
-) -> Iterator[tuple[Span, np.ndarray, np.ndarray | bool]]:
-    """Every key tile that this query tile visits: (span, keys [1, N], rows that the tile is for)."""
+) -> Iterator[tuple[Span, dict[str, np.ndarray], np.ndarray | bool]]:
+    """Every key tile that this query tile visits: (span, digits of its keys, rows that the tile is for).
+
+    The last tile goes on beyond the box, as in a kernel: nothing there may pass.
+    """
     spans = {s.kind: s for s in segment.spans}
     if segment.table is not None:
         live = all(value(f, env) >= 0 for f in segment.live)
         for k, rows in _walk(segment.table, env, call, q) if live else ():
-            yield spans["whole"], k, rows
+            yield spans["whole"], {"k": k}, rows
         return
     got = visit(segment, env, block_n)
     counts = {kind: int(n) for kind, n in got.tiles(block_n).items()}
-    at = int(got.first)
+    inner = tuple((int(a), int(n)) for a, n in got.inner)
+    at = 0
     for kind in ("head", "full", "tail", "whole"):
         span = spans.get(kind) or (spans.get("tail") if kind == "whole" else None)
         if span is None and counts[kind]:
             raise ScheduleError(f"{segment.name}: no {kind} span, but {counts[kind]} tiles of it")
         for _ in range(counts[kind]):
-            yield span, np.arange(at, at + block_n)[None, :], True  # type: ignore[misc]
+            entries = np.arange(at, at + block_n)
+            yield span, entry_keys(int(got.first), inner, entries, segment.tiling), True  # type: ignore[misc]
             at += block_n
 
 
@@ -174,16 +228,17 @@ def _walk(
         for drawn in table[r - first]:
             if drawn >= 0:
                 keys = np.arange(drawn * walk.block, (drawn + 1) * walk.block)
-                yield keys[None, :], q // walk.block == r
+                yield keys, q // walk.block == r
 
 
 def _seen(segment: Segment, span: Span, env: Env) -> np.ndarray:
     """Truth of what a span tests, [rows, keys]."""
     ok = np.ones(np.broadcast_shapes(env["q"].shape, env["k"].shape), bool)
+    top = env[f"y{len(segment.tiling.k_cuts)}" if segment.tiling.k_cuts else "k"]
     if span.lower:
-        ok &= env["k"] >= value(segment.row_lo, env)
+        ok &= top >= value(segment.row_lo, env)
     if span.upper:
-        ok &= env["k"] <= value(segment.row_hi, env)
+        ok &= top <= value(segment.row_hi, env)
     for test in span.tests:
         ok &= holds(test, env)
     return ok

@@ -36,17 +36,30 @@ def rule(message: str) -> PydanticCustomError:
     return PydanticCustomError("broken_rule", "{message}", {"message": message})
 
 
-def _checked(kind: Any, allowed: str, check: Callable[[Any], Any], schema: dict[str, Any]) -> Any:
-    """A field type: ``check`` returns the value to keep, or ``None`` if it is not allowed."""
+def _checked(
+    kind: Any,
+    allowed: str,
+    check: Callable[[Any], Any],
+    schema: dict[str, Any],
+    *,
+    optional: bool = False,
+) -> Any:
+    """A field type: ``check`` returns the value to keep, or ``None`` if it is not allowed.
+
+    ``optional``: in Python the field may be None as well, which says that it is not set; files leave it out instead.
+    """
 
     def validate(value: Any) -> Any:
+        if optional and value is None:
+            return None
         kept = check(value)
         if kept is None:
             raise wrong(allowed)
         return kept
 
     words = Field(description=allowed[0].upper() + allowed[1:] + ".")
-    return Annotated[kind, BeforeValidator(validate), WithJsonSchema(schema), words]
+    whole = kind | None if optional else kind
+    return Annotated[whole, BeforeValidator(validate), WithJsonSchema(schema), words]
 
 
 def integer(low: int, high: int = LIMIT) -> Any:
@@ -79,8 +92,8 @@ def integer_or(other: str, low: int = 0, high: int = LIMIT) -> Any:
     return _checked(Any, f"an integer from {low} to {high} or {other}", check, schema)
 
 
-def number(*, positive: bool = False) -> Any:
-    """A finite number (an integer is one too), kept as a float."""
+def number(*, positive: bool = False, optional: bool = False) -> Any:
+    """A finite number (an integer is one too), kept as a float; see ``_checked`` for ``optional``."""
 
     def check(value: Any) -> Any:
         if type(value) not in (int, float) or not abs(value) <= 1e30 or (positive and value <= 0):
@@ -88,7 +101,8 @@ def number(*, positive: bool = False) -> Any:
         return float(value)
 
     schema = {"type": "number", **({"exclusiveMinimum": 0} if positive else {})}
-    return _checked(float, "a finite number" + " above 0" * positive, check, schema)
+    allowed = "a finite number" + " above 0" * positive
+    return _checked(float, allowed, check, schema, optional=optional)
 
 
 def truth() -> Any:

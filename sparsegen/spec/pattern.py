@@ -71,8 +71,8 @@ class Pattern:
     name: Name = "pattern"
     summary: text(2000) = ""  # type: ignore[valid-type]
     align: word("bottom_right", "top_left") = "bottom_right"  # type: ignore[valid-type]
-    scale: number() = None  # type: ignore[valid-type]
-    softcap: number(positive=True) = None  # type: ignore[valid-type]
+    scale: number(optional=True) = None  # type: ignore[valid-type]
+    softcap: number(positive=True, optional=True) = None  # type: ignore[valid-type]
     alibi: truth() = False  # type: ignore[valid-type]
     sink_logits: truth() = False  # type: ignore[valid-type]
     null_key: truth() = False  # type: ignore[valid-type]

@@ -19,6 +19,7 @@ MOST_HEADS = 65536
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _HEADS = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_UNSET = ("scale", "softcap")  # settings that are None where a file leaves them out
 _TOP = (
     "name",
     "summary",
@@ -103,6 +104,10 @@ class _Reader:
                 self.wrong("layers", "is reserved and cannot be used yet", at_key=True)
             elif self.is_known(key, _TOP, "") and key not in ("mask", "heads", "problem"):
                 fields[key] = value
+                if (
+                    value is None and key in _UNSET
+                ):  # in a file it is a slip: nothing after the colon
+                    self.wrong(key, f"must be {allowed_words(Pattern)[key]}, got {show(value)}")
         if "problem" in data:
             problem = self.settings(Problem, "problem", data["problem"], "problem")
             fields["problem"] = None if problem is None else self.build(Problem, "problem", problem)

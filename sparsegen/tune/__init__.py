@@ -8,6 +8,7 @@ check       right? (``accept`` is the rule, ``eager`` the yardstick)
 measure     how fast? in turns with the incumbent
 study       the record (``storage``: SQLite under many processes; ``owner``: who still lives)
 tuner       one tuning from start to result (``lane``: its processes; ``progress``: its bar)
+schedules   the candidate schedules of a pattern, and the knob that chooses among them
 target      the real kernels as candidates
 store       ``tuned/``; ``history``: its CSV; ``winners``: from a pattern to a row
 """

@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sparsegen.codegen.knobs import LaunchConfig, Value
 from sparsegen.errors import ArtifactError, TuneError
 from sparsegen.paths import data_dir
+from sparsegen.tune.schedules import SCHEDULE, joined, split
 from sparsegen.tune.space import Space
 
 if TYPE_CHECKING:
@@ -139,17 +140,21 @@ def lookup(
     problem: Problem,
     gpu: Gpu,
     template: Template,
+    labels: Sequence[str],
     *,
     lengths: tuple[int, int] | None = None,
     root: Path | None = None,
 ) -> tuple[LaunchConfig, str]:
-    """The best known configuration, and the step that found it, which is logged once.
+    """The best known configuration, with the schedule where there is a choice, and the step that found it.
 
     Steps: "exact GPU" (this problem was measured), "exact GPU, nearest problem (...)", "same architecture (...)",
     "template default".  A row of another head_dim, value_dim or dtype is never used, nor one that the template
-    calls invalid here.  A row made for another version of the pattern or the template is used with a warning.
+    calls invalid here, nor, with a warning, one whose schedule is no candidate.  A row without a schedule, measured when
+    there was nothing to choose, is used for the best prediction.  A row made for another version of the pattern or
+    the template is used with a warning.  The step is logged once.
 
     Args:
+        labels: of the candidate schedules for this problem, best prediction first.
         lengths: (q_len, kv_len); default the problem's first, if it has any.
         root: the folder ``tuned/``; default the one that comes with the package.
     """
@@ -157,7 +162,7 @@ def lookup(
     wanted = Measured.of(problem, q_len, kv_len)
     place = f"{pattern.name} on {gpu.name}"
     for step, row in _steps(root or data_dir("tuned"), pattern, wanted, gpu, template.name):
-        config = _usable(row, problem, gpu, template, place)
+        config = _usable(row, problem, gpu, template, labels, place)
         if config is not None:
             for mismatch in mismatches(row, pattern.digest(), template.digest):
                 _warn_once(
@@ -167,7 +172,8 @@ def lookup(
             return config, step
     _log_once(f"{place}: configuration by template default")
     default = template.default(problem, gpu)
-    return Space(tuple(template.knobs)).canonical(default.as_dict()), "template default"
+    config = Space(tuple(template.knobs)).canonical(default.as_dict())
+    return joined(config, labels[0], labels), "template default"
 
 
 def mismatches(row: Row, pattern_digest: str, template_digest: str) -> list[str]:
@@ -187,13 +193,19 @@ def mismatches(row: Row, pattern_digest: str, template_digest: str) -> list[str]
 
 
 def errors(
-    root: Path, gpu: str, patterns: Mapping[str, str], templates: Mapping[str, str]
+    root: Path,
+    gpu: str,
+    patterns: Mapping[str, str],
+    templates: Mapping[str, str],
+    labels: Callable[[Row], Sequence[str]],
 ) -> list[str]:
     """Everything wrong with the rows of one GPU: the list that ``sparsegen check`` reports.
 
     Args:
         patterns: digest of each pattern by name; a row of a pattern that is not here is an error.
         templates: digest of each template by name.
+        labels: the candidate schedules of a row's pattern and problem; asked for rows that name a schedule only, since
+            it takes an analysis.
     """
     found = []
     for path in sorted((root / gpu).glob("*.json")):
@@ -210,7 +222,18 @@ def errors(
             else:
                 now = patterns[row.pattern], templates[row.template]
                 found += [f"{path}: {mismatch}" for mismatch in mismatches(row, *now)]
+                if SCHEDULE in row.config:
+                    found += [f"{path}: {wrong}" for wrong in _wrong_schedule(row, labels(row))]
     return found
+
+
+def _wrong_schedule(row: Row, labels: Sequence[str]) -> list[str]:
+    try:
+        split(LaunchConfig.of(row.config), labels)
+    except TuneError as error:
+        lengths = f"{row.problem.q_len}x{row.problem.kv_len}"
+        return [f"the row of {row.pattern} at {lengths}: {error}"]
+    return []
 
 
 def _steps(
@@ -281,10 +304,14 @@ def _words(measured: Measured, wanted: Measured) -> str:
 
 
 def _usable(
-    row: Row, problem: Problem, gpu: Gpu, template: Template, place: str
+    row: Row, problem: Problem, gpu: Gpu, template: Template, labels: Sequence[str], place: str
 ) -> LaunchConfig | None:
+    for wrong in _wrong_schedule(row, labels):
+        _warn_once(f"tuned row of {place} is not used: {wrong}")
+        return None
+    label, plain = split(LaunchConfig.of(row.config), labels)
     try:
-        config = Space(tuple(template.knobs)).canonical(row.config)
+        config = Space(tuple(template.knobs)).canonical(plain.as_dict())
     except TuneError as error:
         _warn_once(
             f"tuned row of {place} does not fit the template {template.name}: {error}; it is not used"
@@ -294,7 +321,7 @@ def _usable(
     if reason is not None:
         _log_once(f"{place}: the row for {row.problem} is not used here: {reason}")
         return None
-    return config
+    return joined(config, label, labels)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[Row]]:

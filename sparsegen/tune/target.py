@@ -1,4 +1,4 @@
-"""The real candidate source: one kernel source for one problem on one GPU."""
+"""The real candidate source: the kernels of a pattern's candidate schedules for one problem on one GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sparsegen.errors import ToolchainError, UnsupportedError
 from sparsegen.tune.candidates import Compiled, Limits
 from sparsegen.tune.check import Case, check, fresh_inputs, sampled_rows, small_lengths
 from sparsegen.tune.measure import CudaClock
+from sparsegen.tune.schedules import candidates_of, joined, knobs_of, split
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource, Template
@@ -23,15 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """A ``CandidateSource``: ``source`` rendered for ``pattern`` and ``problem``, timed at one pair of lengths.
+    """A ``CandidateSource``: the kernels of ``pattern`` for ``problem``, timed at one pair of lengths.
 
-    ``device`` is the index of the CUDA device that the worker measures on.
+    ``sources``: (label of the schedule, its kernel), best prediction first.  ``device`` is the index of the CUDA device
+    that the worker measures on.
     """
 
     pattern: Pattern
     problem: Problem
     gpu: Gpu
-    source: KernelSource
+    sources: tuple[tuple[str, KernelSource], ...]
     q_len: int
     kv_len: int
     device: int = 0
@@ -47,13 +49,12 @@ class KernelTarget:
         lengths: tuple[int, int] | None = None,
         device: int = 0,
     ) -> KernelTarget:
-        """Analyse and render ``pattern``; ``lengths`` (q_len, kv_len) default to the problem's first.
+        """Analyse ``pattern`` and render its candidates; ``lengths`` (q_len, kv_len) default to the problem's first.
 
         Raises:
             UnsupportedError: the template cannot do the pattern, or it needs run-time data.
         """
         from sparsegen.codegen import render
-        from sparsegen.schedule.build import build
 
         if pattern.runtime_names:
             raise UnsupportedError(
@@ -61,12 +62,16 @@ class KernelTarget:
                 "tuning makes its own inputs and cannot make these yet"
             )
         q_len, kv_len = lengths or problem.lengths[0]
-        source = render(pattern, build(pattern, problem), problem, template)
-        return cls(pattern, problem, gpu, source, q_len, kv_len, device)
+        sources = tuple(
+            (c.schedule.label, render(pattern, c.schedule, problem, template))
+            for c in candidates_of(pattern, problem)
+            if c.to_measure
+        )
+        return cls(pattern, problem, gpu, sources, q_len, kv_len, device)
 
     @property
     def key(self) -> str:
-        """Everything that a time depends on: names to read, then digests of pattern, kernel text and problem.
+        """Everything that a time depends on: names to read, then digests of pattern and problem, and of all kernels.
 
         The version of Triton is part of it, since another compiler makes another kernel from the same text.
         """
@@ -76,25 +81,55 @@ class KernelTarget:
         digest = hashlib.sha256(repr(fields).encode()).hexdigest()[:12]
         return (
             f"{self.gpu.name} {self.pattern.name} {self.q_len}x{self.kv_len} {self.problem.dtype} "
-            f"{self.source.template} triton {version('triton')} {digest} {self.source.digest[:12]}"
+            f"{self.template.name} triton {version('triton')} {digest} {self._sources_digest[:12]}"
         )
 
     @property
+    def _sources_digest(self) -> str:
+        """The kernel's own digest where there is one alone."""
+        if len(self.sources) == 1:
+            return self.sources[0][1].digest
+        named = [(label, source.digest) for label, source in self.sources]
+        return hashlib.sha256(repr(named).encode()).hexdigest()
+
+    @property
     def template(self) -> Template:
-        """The template that the source was rendered from."""
+        """The template that the sources were rendered from."""
         from sparsegen.codegen.template import load_template
 
-        return load_template(self.source.template)
+        return load_template(self.sources[0][1].template)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Labels of the schedules, best prediction first."""
+        return tuple(label for label, _ in self.sources)
+
+    def parts(self, config: LaunchConfig) -> tuple[KernelSource, LaunchConfig]:
+        """The kernel and the template's configuration that a configuration of the study means.
+
+        Raises:
+            TuneError: its schedule is no candidate.
+        """
+        label, plain = split(config, self.labels)
+        return dict(self.sources)[label], plain
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
-        """See ``CandidateSource``."""
-        return self.template.knobs
+        """See ``CandidateSource``: which schedule, where there are several, then the template's own knobs."""
+        return (*knobs_of(self.labels), *self.template.knobs)
 
     @property
     def default(self) -> LaunchConfig:
-        """See ``CandidateSource``."""
-        return self.template.default(self.problem, self.gpu)
+        """See ``CandidateSource``: the template's choice for the schedule that is predicted best."""
+        return self._default_of(self.labels[0])
+
+    @property
+    def starts(self) -> tuple[LaunchConfig, ...]:
+        """The template's choice for each other schedule, best prediction first: no schedule goes unmeasured."""
+        return tuple(map(self._default_of, self.labels[1:]))
+
+    def _default_of(self, label: str) -> LaunchConfig:
+        return joined(self.template.default(self.problem, self.gpu), label, self.labels)
 
     @property
     def limits(self) -> Limits:
@@ -103,7 +138,7 @@ class KernelTarget:
 
     def invalid(self, config: LaunchConfig) -> str | None:
         """See ``CandidateSource``."""
-        return self.template.invalid(config, self.problem, self.gpu)
+        return self.template.invalid(self.parts(config)[1], self.problem, self.gpu)
 
     def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
         """See ``CandidateSource``; each variant in a folder of its name.
@@ -112,9 +147,10 @@ class KernelTarget:
         """
         from sparsegen.launch import compile_kernel, variants
 
+        source, plain = self.parts(config)
         found = {}
-        for variant in variants(self.source, config)[:1]:
-            binary = compile_kernel(self.source, config, variant, self.gpu, folder / variant)
+        for variant in variants(source, plain)[:1]:
+            binary = compile_kernel(source, plain, variant, self.gpu, folder / variant)
             found[variant] = Compiled(binary.registers, binary.spill_bytes, binary.shared_bytes)
         return found
 
@@ -178,18 +214,18 @@ class KernelBench:
 
 
 class KernelCandidate:
-    """One loaded configuration of the kernel."""
+    """One loaded configuration of one of the kernels."""
 
     def __init__(self, bench: KernelBench, config: LaunchConfig, folder: Path) -> None:
         from sparsegen.launch import Kernel, variants
 
         self._bench = bench
         self._target = bench.target
-        source = self._target.source
+        source, plain = self._target.parts(config)
         module = folder / "kernel.py"
         module.write_text(source.text)
-        names = variants(source, config)[:1]
-        self._kernel = Kernel(source, config, module, {name: folder / name for name in names})
+        names = variants(source, plain)[:1]
+        self._kernel = Kernel(source, plain, module, {name: folder / name for name in names})
         self._calls: dict[tuple[int, int], Any] = {}
 
     def check(self) -> str:
@@ -228,7 +264,7 @@ class KernelCandidate:
             if pattern.scale is None
             else pattern.scale,
             tables=[
-                random_table(t, first, q_len, kv_len, "cuda") for t in self._target.source.tables
+                random_table(t, first, q_len, kv_len, "cuda") for t in self._kernel.source.tables
             ],
             **keywords,
         )

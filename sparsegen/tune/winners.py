@@ -48,8 +48,11 @@ def tune_pattern(
     """
     target = KernelTarget.of(pattern, problem, gpu, template=template, lengths=lengths)
     at = (target.q_len, target.kv_len)
-    known, _ = store.lookup(pattern, problem, gpu, target.template, lengths=at, root=tuned)
-    return target, tune(target, budget=budget, storage=storage, seeds=[known], **options)
+    known, _ = store.lookup(
+        pattern, problem, gpu, target.template, target.labels, lengths=at, root=tuned
+    )
+    seeds = [known, *target.starts]
+    return target, tune(target, budget=budget, storage=storage, seeds=seeds, **options)
 
 
 def keep(target: KernelTarget, result: TuneResult, root: Path | None = None) -> Path:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsegen.artifact.key import ArtifactKey
-from sparsegen.artifact.manifest import Decision, Variant, level_at_least
+from sparsegen.artifact.manifest import Considered, Decision, Variant, level_at_least
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ToolchainError, UnsupportedError
 
@@ -67,6 +67,9 @@ def write_standin(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(data)
     return Decision(
+        label="runs + mod 8",
+        candidates=(Considered("runs + mod 8", 0.2, None), Considered("runs", 2.0, None)),
+        predicted_for="1024 queries, 1024 keys, tiles 128x64",
         config=LaunchConfig.of({"BLOCK_M": 128, "BLOCK_N": 64, "tma": True, "order": "heavy"}),
         chosen_by="template default" if tune == "off" else "study",
         tune=tune,

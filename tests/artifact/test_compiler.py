@@ -97,20 +97,21 @@ def test_a_head_without_a_rule_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "stored, asked, block, current",
+    "stored, asked, block, label, current",
     [
-        ("off", "off", 64, True),
-        ("off", "off", 128, False),  # tuned/ has another row today
-        ("quick", "off", 128, True),  # measured here counts for more than tuned/
-        ("off", "quick", 64, False),
-        ("full", "quick", 128, True),
+        ("off", "off", 64, "runs", True),
+        ("off", "off", 128, "runs", False),  # tuned/ has another row today
+        ("off", "off", 64, "mod 8", False),  # it was built with another schedule
+        ("quick", "off", 128, "mod 8", True),  # measured here counts for more than tuned/
+        ("off", "quick", 64, "runs", False),
+        ("full", "quick", 128, "mod 8", True),
     ],
 )
-def test_what_is_current(monkeypatch, stored, asked, block, current):
+def test_what_is_current(monkeypatch, stored, asked, block, label, current):
     config = LaunchConfig.of({"BLOCK_N": 64})
     now = LaunchConfig.of({"BLOCK_N": block})
     monkeypatch.setattr("sparsegen.tune.store.lookup", lambda *arguments: (now, "exact GPU"))
-    decision = SimpleNamespace(tune=stored, config=config)
+    decision = SimpleNamespace(tune=stored, config=config, label=label)
     artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision))
     request = ask(Pattern.from_dict({"name": "p", "mask": "causal"}), None, H200, asked)
     assert Compiler().is_current(request, artifact) is current

@@ -217,6 +217,26 @@ def _paths(data, prefix=()):
             yield from _paths(value, (*prefix, name))
 
 
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"label": "mod 7"}, "decision.label: 'mod 7' is none of its candidates"),
+        ({"candidates": []}, "'runs \\+ mod 8' is none of its candidates"),
+        (
+            {"candidates": [{"label": "runs + mod 8", "predicted_ms": None, "measured_us": None}]},
+            "predicted_ms must be a number",
+        ),
+        ({"candidates": [{"label": "runs + mod 8"}]}, "candidate lacks or does not know"),
+    ],
+)
+def test_the_manifest_names_one_of_its_candidates(store, fields, said):
+    data = json.loads((build(store).path / MANIFEST).read_text())
+    data["decision"].update(fields)
+    data["digest"] = _digest({k: v for k, v in data.items() if k != "digest"})
+    with pytest.raises(DamagedError, match=said):
+        Manifest.from_json(json.dumps(data))
+
+
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, True, -1.5])
 def test_no_field_of_a_manifest_can_break_the_reader(store, value):
     text = (build(store).path / MANIFEST).read_text()

@@ -209,6 +209,8 @@ def test_compile_cross_compiles_and_says_so(built: tuple[Path, dict[str, object]
     assert Path(str(said["path"])).is_dir() and str(said["path"]).startswith(str(cache))
     done = sparsegen_("compile", "causal", "--gpu", "a100", SPARSEGEN_CACHE=str(cache))
     assert "There is no nvidia-a100 here: cross-compiled, not run." in done.stdout
+    assert said["schedule"] == "runs"
+    assert "\nschedule       runs (predicted " in done.stdout
     assert str(said["path"]) in done.stdout  # the second time it is a hit: same key, same folder
 
 

@@ -177,6 +177,120 @@ def test_json_object() -> None:
         assert all(s["kind"] in ("head", "full", "tail", "whole") for s in branch["segments"])
 
 
+STRIDED = {
+    "all_of": ["causal", {"any_of": [{"window": {"size": 128}}, {"strided": {"stride": 128}}]}]
+}
+FIXED = {
+    "all_of": [
+        "causal",
+        {"any_of": [{"chunks": {"size": 128}}, {"columns": {"stride": 128, "width": 8}}]},
+    ]
+}
+GRID = {"neighborhood": {"shape": [64, 256], "radius": [8, 8]}}
+GLOBAL = {"any_of": [{"window": {"radius": 256}}, {"global": {"positions": list(range(64))}}]}
+TILINGS = {
+    "strided": (
+        STRIDED,
+        ["runs", "tiles of one residue class q % 128; keys: the same residue, k % 128 == q % 128"],
+        "runs + mod 128",
+    ),
+    "fixed": (FIXED, ["runs", "runs; keys: last 8 of every 128"], "runs + keys mod 128"),
+    "grid": (
+        GRID,
+        [
+            "tiles of 16 x 8 positions of a grid with lines of 256; "
+            "keys: boxes of a grid with lines of 256"
+        ],
+        "box 8 of 256",
+    ),
+    "global": (GLOBAL, ["runs", "runs", "runs"], "runs + split rows"),
+}
+
+
+@pytest.mark.parametrize("name", TILINGS)
+def test_tilings_in_words(name: str) -> None:
+    mask, words, label = TILINGS[name]
+    seen = look(pattern_of(mask), (16384, 16384))
+    assert [b["tiling"] for b in seen.branches] == words
+    assert seen.as_dict()["schedule"] == label and f"schedule  {label}" in seen.text()
+
+
+def test_rows_apart_are_said() -> None:
+    seen = look(pattern_of(GLOBAL), (16384, 16384))
+    assert [(b["sweep"], b["rows"], b["split"]) for b in seen.branches] == [
+        (1, None, False),
+        (1, None, False),
+        (2, [0, 63], True),
+    ]
+    text = seen.text()
+    assert "rows (runs, sweep 2, rows 0 to 63, keys split over programs)" in text
+    workspace = seen.candidates[0].cost.workspace_bytes
+    # 256 key tiles of 64 in chunks of 32, one tile of 128 rows, 8 heads, OUT and two numbers a row
+    assert workspace == 8 * 128 * 8 * 130 * 4 and f"workspace {workspace:,} bytes" in text
+
+
+def test_the_schedule_is_chosen_for_the_tile_that_is_asked() -> None:
+    """Windows of 256 with dilations 1, 2, 4: small tiles take residue classes for all of them."""
+    mask = {
+        "all_of": [
+            "causal",
+            {"any_of": [{"dilated": {"size": 256, "dilation": d}} for d in (1, 2, 4)]},
+        ]
+    }
+    small, large = (look(pattern_of(mask), (32768, 32768), t) for t in ((64, 64), (128, 64)))
+    assert small.schedule is not None and large.schedule is not None
+    assert small.schedule.label != large.schedule.label
+    assert small.counts.efficiency > 0.65 and large.counts.efficiency > 0.44
+
+
+def test_candidates_are_explained() -> None:
+    seen = look(pattern_of(STRIDED), (32768, 32768))
+    first, *others = seen.as_dict()["candidates"]
+    assert first["schedule"] == "runs + mod 128" and first["to_measure"]
+    assert first["cells"] == seen.counts.cells
+    assert first["computed_cells"] == seen.counts.computed
+    assert first["efficiency"] == seen.counts.efficiency
+    assert sum(first["predicted_parts_ms"].values()) == pytest.approx(first["predicted_ms"])
+    plain = others[-1]
+    assert plain["schedule"] == "runs" and not plain["to_measure"]
+    assert plain["predicted_ms"] > 20 * first["predicted_ms"]
+    text = seen.text(explain=True)
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("candidates for 32,768"))
+    assert lines[at + 2].split()[:4] == ["runs", "+", "mod", "128"]
+    why = next(line for line in lines if line.startswith("runs + mod 128 is predicted"))
+    assert "times as fast as runs: 57.0 % of its cells are visible instead of 1.5 %" in why
+    assert "candidates for" not in seen.text()
+
+
+def test_one_candidate_says_that_nothing_comes_near() -> None:
+    text = look(pattern_of("causal"), (4096, 4096)).text(explain=True)
+    assert "runs: no other query tiling, key cuts or split of rows comes near it" in text
+
+
+def test_only_visible_cells_are_estimates_where_there_is_a_schedule() -> None:
+    seen = look(pattern_of({"predicate": "k <= q and (q * k) % 5 < 2"}), (8192, 8192))
+    text = seen.text()
+    assert "visible   about" in text and "computed  about" not in text
+
+
+def test_the_command_takes_a_tile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from sparsegen.cli.app import app
+
+    file = tmp_path / "strided.yaml"
+    file.write_text(pattern_of(STRIDED).to_yaml())
+    shares = []
+    for tile in ((), ("--tile", "64x64")):
+        run = CliRunner().invoke(app, ["show", str(file), "--length", "32768", "--json", *tile])
+        assert run.exit_code == 0, run.output
+        found = json.loads(run.output)
+        shares.append((tuple(found["tile"]), found["efficiency"]))
+    assert [t for t, _ in shares] == [(128, 64), (64, 64)]
+    assert 0.55 < shares[0][1] < 0.60 and 0.71 < shares[1][1] < 0.74
+
+
 def test_png(tmp_path: Path) -> None:
     look(pattern_of(MASKS["global"]), (512, 512)).save_png(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
+from schedules import per_head
 
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.codegen import source as source_module
@@ -118,15 +119,8 @@ def test_columns_that_no_kernel_has_are_refused() -> None:
 
 # ---------------------------------------------------------------------- Jinja
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
-def test_one_whitespace_policy(path: Path, request: pytest.FixtureRequest) -> None:
+def test_one_whitespace_policy(path: Path) -> None:
     """With trim_blocks and lstrip_blocks on, a dash in a tag joins two lines of a kernel now and then."""
-    if path.name == "macros.jinja":
-        request.applymarker(
-            pytest.mark.xfail(
-                strict=True,
-                reason="issue 2: the loop over spans closes with a dash; mending it stales tuned/",
-            )
-        )
     text = path.read_text(encoding="utf-8")
     dashes = re.findall(r".*(?:\{%-|-%\}|\{\{-|-\}\}|\{#-|-#\}).*", text)
     assert not dashes, dashes
@@ -164,7 +158,18 @@ def plan_of(**settings: object) -> ForwardPlan:
     )
 
 
-PLANS = [plan_of(alibi=True, sink_logits=True, null_key=True, softcap=5.0), plan_of(alibi=True)]
+def plan_of_sweeps() -> ForwardPlan:
+    """Gathered rows, chained and split sweeps."""
+    pattern, schedule = per_head()
+    template, problem = load_template(), Problem(head_dim=96, value_dim=24)
+    return make_plan(pattern, schedule, problem, "forward", template.entry, template.constexprs)
+
+
+PLANS = [
+    plan_of(alibi=True, sink_logits=True, null_key=True, softcap=5.0),
+    plan_of(alibi=True),
+    plan_of_sweeps(),
+]
 ELSEWHERE = ("types", "constexprs", "parameters")  # read by ``render``; by the template as lines
 
 

@@ -84,7 +84,7 @@ def attend_tile(
     Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
     stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
     KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, TABLE0, table0_row,
+    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -92,7 +92,6 @@ def attend_tile(
     """One query tile of one head."""
     # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
     POSITION: tl.constexpr = tl.int64 if WIDE else tl.int32
-    tiles = tl.cdiv(q_rows, BLOCK_M)
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = tl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -148,7 +147,7 @@ def attend_tile(
                 s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
                 s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
                 s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
-                s = tl.where(((((q_pos >> 4)) == block_row)[:, None]) & (k_pos[None, :] < block_end) & (k_pos[None, :] >= row_lo) & (k_pos[None, :] <= row_hi), s, float("-inf"))
+                s = tl.where((((q_pos >> 4) == block_row)[:, None]) & ((k_pos[None, :] < block_end) & (k_pos[None, :] >= row_lo) & (k_pos[None, :] <= row_hi)), s, float("-inf"))
                 p, m, l, factor = online_softmax(s, m, l, 1.0)
                 v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, 16, 32, TMA and BLOCK_N == 16, True)
                 acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
@@ -158,8 +157,8 @@ def attend_tile(
         row_lo = tl.maximum(16 * (q_pos >> 4) - 16, k_first)
         row_hi = tl.minimum(16 * (q_pos >> 4) + 31, k_last)
         lo = tl.maximum(16 * (q_first >> 4) - 16, k_first)
-        end = tl.where((live_rows > 0), (tl.minimum(16 * (q_last >> 4) + 31, k_last)) + 1, lo)
-        body_lo = lo + tl.cdiv(tl.maximum((tl.maximum(16 * (q_last >> 4) - 16, k_first)) - lo, 0), BLOCK_N) * BLOCK_N
+        end = tl.where((live_rows > 0), tl.minimum(16 * (q_last >> 4) + 31, k_last) + 1, lo)
+        body_lo = lo + tl.cdiv(tl.maximum(tl.maximum(16 * (q_last >> 4) - 16, k_first) - lo, 0), BLOCK_N) * BLOCK_N
         body_end = body_lo + tl.maximum(tl.minimum(16 * (q_first >> 4) + 31, k_last) + 1 - body_lo, 0) // BLOCK_N * BLOCK_N
         body_end = tl.where((end > lo), body_end, body_lo)
         has_body = body_end > body_lo
@@ -213,8 +212,9 @@ def attend_tile(
     inverse = tl.where(seen, 1.0 / l, 0.0)
     lse = tl.where(seen, (m + tl.log2(l)) * LN2, float("-inf"))
     stored = row + rows < q_rows
-    tl.store(LSE + batch_head.to(tl.int64) * q_rows + row + rows, lse, mask=stored)
+    lse_rows = LSE + batch_head.to(tl.int64) * q_rows + row + rows
     out_base = OUT + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh + row.to(tl.int64) * stride_os
+    tl.store(lse_rows, lse, mask=stored)
     out_cols = tl.arange(0, 32)
     out0 = tl.where(seen[:, None], acc0 * inverse[:, None], 0.0)
     tl.store(out_base + rows[:, None] * stride_os + out_cols[None, :], out0.to(OUT.dtype.element_ty), mask=stored[:, None])
@@ -225,21 +225,21 @@ def attend_forward(
     Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
     stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
     KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, TABLE0, table0_row,
+    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
     WIDE: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):
-    """Grid: one program per query tile, head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
+    """Grid: `tiles` programs per head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
     if PERSISTENT:
-        for program in tl.range(tl.program_id(0), tl.cdiv(q_rows, BLOCK_M) * batch_heads, tl.num_programs(0)):
+        for program in tl.range(tl.program_id(0), tiles * batch_heads, tl.num_programs(0)):
             attend_tile(
                 program,
                 Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
                 stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
                 KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, TABLE0, table0_row,
+                batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
                 BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
             )
     else:
@@ -248,6 +248,6 @@ def attend_forward(
             Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
             stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
             KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, TABLE0, table0_row,
+            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
             BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
         )

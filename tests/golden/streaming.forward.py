@@ -70,8 +70,8 @@ def attend_tile(
     Q, K, V, OUT, LSE, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
     stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
     Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, SINK_LOGITS,
-    joins,
+    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    SINK_LOGITS, joins,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -79,7 +79,6 @@ def attend_tile(
     """One query tile of one head."""
     # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
     POSITION: tl.constexpr = tl.int64 if WIDE else tl.int32
-    tiles = tl.cdiv(q_rows, BLOCK_M)
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = tl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -119,7 +118,7 @@ def attend_tile(
     # ---- columns: k <= 3 and q - k >= 100 ----
     row_hi = tl.minimum(tl.minimum(3, k_last), q_pos - 100)
     lo = k_first
-    end = tl.where((live_rows > 0), (tl.minimum(tl.minimum(3, k_last), q_last - 100)) + 1, lo)
+    end = tl.where((live_rows > 0), tl.minimum(tl.minimum(3, k_last), q_last - 100) + 1, lo)
     for j in tl.range(lo, end, 16, num_stages=STAGES):  # no full part: tests k <= row_hi
         k_row = kv_row + (j - k_first).to(tl.int32)
         k_pos = j + tl.arange(0, 16).to(POSITION)
@@ -135,8 +134,8 @@ def attend_tile(
     row_lo = tl.maximum(k_first, q_pos - 99)
     row_hi = tl.minimum(k_last, q_pos)
     lo = tl.maximum(k_first, q_first - 99)
-    end = tl.where((live_rows > 0), (tl.minimum(k_last, q_last)) + 1, lo)
-    body_lo = lo + tl.cdiv(tl.maximum((tl.maximum(k_first, q_last - 99)) - lo, 0), BLOCK_N) * BLOCK_N
+    end = tl.where((live_rows > 0), tl.minimum(k_last, q_last) + 1, lo)
+    body_lo = lo + tl.cdiv(tl.maximum(tl.maximum(k_first, q_last - 99) - lo, 0), BLOCK_N) * BLOCK_N
     body_end = body_lo + tl.maximum(tl.minimum(k_last, q_first) + 1 - body_lo, 0) // BLOCK_N * BLOCK_N
     body_end = tl.where((end > lo), body_end, body_lo)
     has_body = body_end > body_lo
@@ -198,8 +197,9 @@ def attend_tile(
     inverse = tl.where(seen, 1.0 / l, 0.0)
     lse = tl.where(seen, (m + tl.log2(l)) * LN2, float("-inf"))
     stored = row + rows < q_rows
-    tl.store(LSE + batch_head.to(tl.int64) * q_rows + row + rows, lse, mask=stored)
+    lse_rows = LSE + batch_head.to(tl.int64) * q_rows + row + rows
     out_base = OUT + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh + row.to(tl.int64) * stride_os
+    tl.store(lse_rows, lse, mask=stored)
     out_cols = tl.arange(0, 64)
     out0 = tl.where(seen[:, None], acc0 * inverse[:, None], 0.0)
     tl.store(out_base + rows[:, None] * stride_os + out_cols[None, :], out0.to(OUT.dtype.element_ty), mask=stored[:, None])
@@ -210,23 +210,23 @@ def attend_forward(
     Q, K, V, OUT, LSE, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
     stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
     Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, SINK_LOGITS,
-    joins,
+    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    SINK_LOGITS, joins,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
     WIDE: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):
-    """Grid: one program per query tile, head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
+    """Grid: `tiles` programs per head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
     if PERSISTENT:
-        for program in tl.range(tl.program_id(0), tl.cdiv(q_rows, BLOCK_M) * batch_heads, tl.num_programs(0)):
+        for program in tl.range(tl.program_id(0), tiles * batch_heads, tl.num_programs(0)):
             attend_tile(
                 program,
                 Q, K, V, OUT, LSE, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
                 stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
                 Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                heads_per_kv, batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, SINK_LOGITS,
-                joins,
+                heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                SINK_LOGITS, joins,
                 BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
             )
     else:
@@ -235,7 +235,7 @@ def attend_forward(
             Q, K, V, OUT, LSE, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
             stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
             Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-            heads_per_kv, batch_heads, q_rows, kv_rows, q_start, k_start, relative, scale, SINK_LOGITS,
-            joins,
+            heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            SINK_LOGITS, joins,
             BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
         )

@@ -20,6 +20,7 @@ from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.launch import Call, Interpreted, Job, Kernel, compile_many, variants
 from sparsegen.launch.tables import random_table
 from sparsegen.schedule.build import build
+from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
@@ -51,6 +52,7 @@ class Case:
     variant: str = "fast"
     size: float = 1.0  # factor on random inputs
     knobs: tuple[tuple[str, Any], ...] = field(default=())
+    schedule: Schedule | None = None  # default: what the compiler picks
 
     def __str__(self) -> str:
         dims = (
@@ -78,9 +80,15 @@ def pattern_of(mask: Any, **settings: Any) -> Pattern:
 
 
 @cache
-def rendered(pattern: Pattern, head_dim: int, value_dim: int, dtype: str) -> KernelSource:
+def rendered(
+    pattern: Pattern, head_dim: int, value_dim: int, dtype: str, schedule: Schedule | None = None
+) -> KernelSource:
     problem = Problem(head_dim=head_dim, value_dim=value_dim, dtype=dtype)
-    return render(pattern, build(pattern, problem), problem)
+    return render(pattern, schedule or build(pattern, problem), problem)
+
+
+def source_of(case: Case) -> KernelSource:
+    return rendered(case.pattern, case.head_dim, case.value_dim, case.dtype, case.schedule)
 
 
 def config_of(case: Case) -> LaunchConfig:
@@ -100,10 +108,7 @@ def compile_all(cases: list[Case]) -> None:
     """Compile what the cases need in parallel: a GPU session does this once, before its first test."""
     wanted = {}
     for case in cases:
-        source, config = (
-            rendered(case.pattern, case.head_dim, case.value_dim, case.dtype),
-            config_of(case),
-        )
+        source, config = source_of(case), config_of(case)
         if (source.digest, config) not in _COMPILED:
             wanted[source.digest, config] = source
     jobs = []
@@ -128,10 +133,7 @@ def _interpreted(source: KernelSource, config: LaunchConfig) -> Interpreted:
 
 
 def kernel_of(case: Case) -> Kernel | Interpreted:
-    source, config = (
-        rendered(case.pattern, case.head_dim, case.value_dim, case.dtype),
-        config_of(case),
-    )
+    source, config = source_of(case), config_of(case)
     if not ON_GPU:
         return _interpreted(source, config)
     if (source.digest, config) not in _COMPILED:
@@ -184,3 +186,20 @@ def judge(case: Case, q: Any, k: Any, v: Any, out: Any, lse: Any, **extras: Any)
     verdict = within_tolerance(lse, want_lse, low_lse)
     assert verdict, f"{case}: LSE {verdict}"
     assert (out[torch.isinf(want_lse)] == 0).all()
+
+
+def extras_of(case: Case) -> dict[str, Any]:
+    """Random ALiBi slopes, sink logits and null key, as far as the pattern asks for them."""
+    g = torch.Generator().manual_seed(5)
+    make = lambda *s: torch.randn(*s, generator=g)
+    out: dict = {}
+    if case.pattern.alibi:
+        out["alibi_slopes"] = (0.1 * make(case.heads).abs()).to(DEVICE)
+    if case.pattern.sink_logits:
+        out["sink_logits"] = make(case.heads).to(DEVICE)
+    if case.pattern.null_key:
+        out["null_key"] = (
+            make(case.kv_heads, case.head_dim).to(DEVICE),
+            make(case.kv_heads, case.value_dim).to(DEVICE),
+        )
+    return out

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from cases import (
     ACCEPTANCE,
-    DEVICE,
     ON_GPU,
     Case,
     acceptance,
     acceptance_names,
     compare,
     compile_all,
+    extras_of,
     pattern_of,
 )
 
@@ -149,22 +148,6 @@ def test_large_scores(size: float, dtype: str) -> None:
     compare(Case("causal", pattern_of("causal"), 100, 100, dtype=dtype, size=size))
 
 
-def _extras(case: Case) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-    g = torch.Generator().manual_seed(5)
-    make = lambda *s: torch.randn(*s, generator=g)
-    out: dict = {}
-    if case.pattern.alibi:
-        out["alibi_slopes"] = (0.1 * make(case.heads).abs()).to(DEVICE)
-    if case.pattern.sink_logits:
-        out["sink_logits"] = make(case.heads).to(DEVICE)
-    if case.pattern.null_key:
-        out["null_key"] = (
-            make(case.kv_heads, case.head_dim).to(DEVICE),
-            make(case.kv_heads, case.value_dim).to(DEVICE),
-        )
-    return out
-
-
 FEATURES = [
     {"softcap": 3.0},
     {"alibi": True},
@@ -182,4 +165,4 @@ FEATURES = [
 def test_features(settings: dict, lengths: tuple[int, int]) -> None:
     """Score modifications and extra terms, also on rows that see no key (40 queries, 25 keys)."""
     case = Case("-".join(settings), pattern_of(SINKS, **settings), *lengths)
-    compare(case, **_extras(case))
+    compare(case, **extras_of(case))

@@ -31,7 +31,7 @@ class NoGpu(Kernel):
         super().__init__(source, LaunchConfig.of(config), Path(), {})
         self.ran: list[tuple[int, tuple[Any, ...]]] = []
 
-    def loaded(self, variant: str, device: int) -> Any:
+    def loaded(self, variant: str, device: int, launch: int) -> Any:
         constants = (None,) * len(self.source.constexprs)
         return SimpleNamespace(
             block_m=64, persistent=False, nothing="nothing", constants=constants,

@@ -29,7 +29,7 @@ DEFAULT = load_template().default(PROBLEM, find_gpu("h200"))
 class Dry(Kernel):
     """Chooses a variant and packs the arguments, and launches nothing."""
 
-    def loaded(self, variant: str, device: int) -> Any:
+    def loaded(self, variant: str, device: int, launch: int) -> Any:
         return SimpleNamespace(
             block_m=64,
             persistent=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -51,17 +52,28 @@ def test_patterns_named_in_commands_are_shipped() -> None:
             assert words[1] in shipped, f"{page}: {line}"
 
 
-OUTPUT = re.compile(r"<!-- output: sparsegen (.*?) -->\n```text\n(.*?)```", re.S)
+def script(name: str) -> Any:
+    """A script without a suffix as a module."""
+    from importlib.machinery import SourceFileLoader
+    from importlib.util import module_from_spec, spec_from_loader
+
+    loader = SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if OUTPUT.search(p.read_text("utf-8"))], ids=str)
+MARK = re.compile(r"^<!-- (?:output|part): ", re.M)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if MARK.search(p.read_text("utf-8"))], ids=str)
 def test_printed_output_is_what_the_command_prints(page: Path) -> None:
-    from typer.testing import CliRunner
-
-    from sparsegen.cli import app
-
-    for line, text in OUTPUT.findall(page.read_text(encoding="utf-8")):
-        assert CliRunner().invoke(app, shlex.split(line)).output == text, f"{page.name}: {line}"
+    printed = script("printed-output")
+    text = page.read_text(encoding="utf-8")
+    found = list(printed.SHOWN.finditer(text))
+    assert len(found) == len(MARK.findall(text)), f"{page.name}: a mark without a text block"
+    for m in found:
+        assert m[4] == printed.wanted(m[2], m[3], m[4]), f"{page.name}: {m[3]}"
 
 
 def test_python_in_documents_compiles_and_names_what_exists() -> None:
@@ -103,43 +115,10 @@ def test_examples_of_the_language_are_valid(text: str) -> None:
     Pattern.from_yaml_text(text)
 
 
-def test_worked_example_of_schedules() -> None:
-    """The numbers of docs/schedule.md, from the schedule itself."""
-    from sparsegen import Pattern
-    from sparsegen.schedule.build import build
-    from sparsegen.schedule.tiles import query_tiles, visit
-
-    page = ROOT / "docs" / "schedule.md"
-    (text,) = blocks(page, "yaml")
-    (head_class,) = build(Pattern.from_yaml_text(text)).classes
-    sinks, band = head_class.sweeps[0].segments
-    env = query_tiles(256, 64, 64, 0, 320)
-    seen = visit(band, env, 64)
-    assert {n: int(t[0]) for n, t in seen.tiles(64).items()} == {
-        "head": 1,
-        "full": 3,
-        "tail": 1,
-        "whole": 0,
-    }
-    assert (seen.first[0], seen.body_first[0], seen.last[0]) == (1, 65, 319)
-    few = visit(sinks, env, 64)
-    assert (few.first[0], few.last[0], few.tiles(64)["whole"][0]) == (0, 3, 1)
-    written = page.read_text(encoding="utf-8")
-    for form in (band.row_lo, band.row_hi, sinks.row_lo, sinks.row_hi):
-        assert f"`{form}`" in written
-    listed = re.findall(r"^\| `((?:head|full|tail|whole)(?:, [^`]*)?)` \|", written, re.M)
-    assert listed == [
-        "whole",
-        "full, tail",
-        "full, tail, whole",
-        "head, full, tail",
-        "head, full, tail, whole",
-    ]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    links += re.findall(r'<img src="([^"]+)"', page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith("http")]
     missing = [link for link in local if not (page.parent / link).exists()]
     assert not missing, f"{page.name} links to {missing}"
@@ -160,12 +139,7 @@ def test_pipeline_names_every_module() -> None:
 
 def test_page_of_patterns_is_current() -> None:
     """Every shipped pattern and every tuned row is on the page."""
-    from importlib.machinery import SourceFileLoader
-    from importlib.util import module_from_spec, spec_from_loader
-
-    loader = SourceFileLoader("patterns_page", str(ROOT / "scripts" / "patterns-page"))
-    module = module_from_spec(spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
+    module = script("patterns-page")
     text = (ROOT / "docs" / "patterns.md").read_text(encoding="utf-8")
     assert text == module.page(), "run scripts/patterns-page"
     assert all(f"`{p.stem}`" in text for p in (ROOT / "patterns").glob("*.yaml"))

@@ -1,9 +1,19 @@
-"""Masks for the tests: from text, and random ones over every node that positions alone decide."""
+"""Masks for the tests: from text, and random ones over every node that positions alone decide; random digit tilings."""
 
 from __future__ import annotations
 
 import random
 
+from sparsegen.schedule import naming
+from sparsegen.schedule.branches import Branch, proof_budget, simplify
+from sparsegen.schedule.canonical import reduced
+from sparsegen.schedule.choose import choose
+from sparsegen.schedule.facts import ANY_LENGTH, Exhausted
+from sparsegen.schedule.formula import dnf_text
+from sparsegen.schedule.normalise import to_dnf
+from sparsegen.schedule.reach import position_limit
+from sparsegen.schedule.tiling import close
+from sparsegen.schedule.tree import IDENTITY, HeadClass, Schedule, Segment, Sweep, Tiling
 from sparsegen.spec.expr import (
     FALSE,
     KV_LEN,
@@ -115,3 +125,77 @@ def _integer(rng: random.Random, depth: int) -> Int:
             a,
         ]
     )
+
+
+# ---- schedules on a given tiling, whatever the search would choose ----
+
+
+def runs(text: str) -> Schedule:
+    """The schedule on runs of queries and keys."""
+    cubes = reduced(tuple(to_dnf(mask(text))))
+    branches = choose(list(cubes), ANY_LENGTH).branches
+    segments = naming.ordered(tuple(s for b in branches if (s := close(b)) is not None))
+    one = HeadClass(None, (Sweep(IDENTITY, segments),), dnf_text(cubes))
+    return Schedule("bottom_right", (one,), position_limit(segments))
+
+
+def branches_of(text: str) -> list[Branch]:
+    """The cubes of a mask as disjoint branches, in the order of its normal form."""
+    cubes = to_dnf(mask(text))
+    simple = (simplify(c, tuple(cubes[:i]), ANY_LENGTH) for i, c in enumerate(cubes))
+    return [Branch((s[0],), s[1]) for s in simple if s is not None]
+
+
+def closed(branch: Branch, tiling: Tiling) -> Segment:
+    """The segment of a branch that the tiling must serve."""
+    found = close(branch, tiling)
+    assert found is not None
+    return found
+
+
+def class_on(text: str, *tilings: Tiling) -> HeadClass:
+    """Every branch of a mask on a tiling of its own, a sweep each."""
+    branches = branches_of(text)
+    assert len(branches) == len(tilings), [str(b) for b in branches]
+    sweeps = [Sweep(Tiling(t.q_cuts, t.extent), (closed(b, t),)) for b, t in zip(branches, tilings)]
+    return HeadClass(None, tuple(sweeps), text)
+
+
+CUTS = [
+    *((m,) for m in (2, 3, 4, 5, 6, 8, 12, 16, 24)),
+    *((2, 4), (2, 8), (4, 8), (4, 16), (3, 6), (3, 12), (6, 12), (6, 24), (8, 24), (5, 10)),
+    *((2, 4, 8), (2, 6, 12), (3, 6, 24)),
+]
+
+
+def random_tiling(rng: random.Random) -> Tiling:
+    """Divisor chains with the moduli of ``random_mask``; the same cuts for queries and keys half of the time."""
+    q_cuts = rng.choice([(), *CUTS])
+    k_cuts = rng.choice([(), *CUTS]) if rng.random() < 0.5 else q_cuts
+    extent: list[int] = []
+    left = 16
+    for _ in q_cuts:
+        extent.append(rng.choice([n for n in (1, 1, 2, 4, 8, 16) if n <= left]))
+        left //= extent[-1]
+    return Tiling(q_cuts, tuple(extent), k_cuts)
+
+
+def random_branch(rng: random.Random) -> Branch | None:
+    """A few cubes of a random mask: one of them or several, with exclusions, simplified or as they are."""
+    cubes = to_dnf(random_mask(rng, rng.randint(0, 3)))
+    rng.shuffle(cubes)
+    cubes = cubes[:5]
+    kind = rng.random()
+    if not cubes:
+        return None
+    if kind < 0.3 and len(cubes) > 1:
+        return Branch(tuple(cubes[:3]), tuple(cubes[3:]))
+    n = rng.randint(0, min(2, len(cubes) - 1))
+    if kind > 0.7:
+        return Branch((cubes[n],), tuple(cubes[:n]))
+    try:
+        with proof_budget(3000):
+            simple = simplify(cubes[n], tuple(cubes[:n]), ANY_LENGTH)
+    except Exhausted:
+        return None
+    return None if simple is None else Branch((simple[0],), simple[1])

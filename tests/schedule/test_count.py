@@ -15,7 +15,7 @@ from sparsegen.schedule.count import block_entries, cells, count
 from sparsegen.schedule.text import expr_text
 from sparsegen.schedule.verify import mask_of
 from sparsegen.spec.expr import Or
-from tests.schedule.formulas import mask, random_blocks, random_mask
+from tests.schedule.formulas import mask, random_blocks, random_mask, runs
 
 MILLION = 1 << 20
 
@@ -149,7 +149,7 @@ def test_block_entries_refuse_tables() -> None:
     ],
 )
 def test_position_limit(text: str, limit: int) -> None:
-    got = build_from_exprs([(None, mask(text))]).position_limit
+    got = runs(text).position_limit
     assert limit // 3 <= got <= limit  # never above what 32 bits hold, never uselessly low
 
 

@@ -17,7 +17,7 @@ from sparsegen.schedule.text import expr_text
 from sparsegen.schedule.tree import Schedule, Segment
 from sparsegen.schedule.verify import ScheduleError, class_of, execute, verify, verify_exprs
 from sparsegen.spec.pattern import Pattern
-from tests.schedule.formulas import mask, random_mask
+from tests.schedule.formulas import mask, random_mask, runs
 
 FOLDER = Path(__file__).parents[1] / "data" / "acceptance"
 CASES = json.loads((FOLDER / "expected.json").read_text())
@@ -124,7 +124,7 @@ def _unguarded(s: Segment) -> Segment:
     ],
 )
 def test_verify_finds_a_fault(text: str, change: object) -> None:
-    schedule = build_from_exprs([(None, mask(text))])
+    schedule = runs(text)
     rules = [(None, mask(text))]
     verify_exprs(schedule, rules, [(64, 64)], [(8, 4)])
     with pytest.raises(ScheduleError):

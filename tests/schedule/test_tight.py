@@ -20,11 +20,14 @@ def tiles(
     schedule: Schedule, length: int, block_m: int, block_n: int
 ) -> dict[str, tuple[int, int]]:
     """Segment → (full, partial) key tiles of a square call."""
-    env = query_tiles(0, length, block_m, 0, length)
     out = {}
-    for s in schedule.classes[0].sweeps[0].segments:
-        counts = {kind: int(n.sum()) for kind, n in visit(s, env, block_n).tiles(block_n).items()}
-        out[s.name] = counts["full"], counts["head"] + counts["tail"] + counts["whole"]
+    for sweep in schedule.classes[0].sweeps:
+        env = query_tiles(0, length, block_m, 0, length, sweep.tiling, sweep.rows)
+        for s in sweep.segments:
+            counts = {
+                kind: int(n.sum()) for kind, n in visit(s, env, block_n).tiles(block_n).items()
+            }
+            out[s.name] = counts["full"], counts["head"] + counts["tail"] + counts["whole"]
     return out
 
 
@@ -79,6 +82,8 @@ def test_ragged_calls_have_no_spare_tile() -> None:
 
 def test_rows_alone_skip_their_other_tiles() -> None:
     assert tiles(schedule_of("128 <= q and q < 192"), 4096, 64, 64) == {"rows": (64, 0)}
+    # not heavy enough for a sweep of their own
+    assert tiles(schedule_of("128 <= q and q < 3072"), 4096, 64, 64) == {"rows": (46 * 64, 0)}
 
 
 def test_a_window_narrower_than_a_tile_has_one_span() -> None:

@@ -250,6 +250,8 @@ TOPS = [
     ({"mask": "full", "align": "left"}, "align: must be bottom_right or top_left, got 'left'"),
     ({"mask": "full", "scale": float("inf")}, "scale: must be a finite number, got inf"),
     ({"mask": "full", "softcap": 0}, "softcap: must be a finite number above 0, got 0"),
+    ({"mask": "full", "scale": None}, "scale: must be a finite number, got nothing"),
+    ({"mask": "full", "softcap": None}, "softcap: must be a finite number above 0, got nothing"),
     ({"mask": "full", "alibi": 1}, "alibi: must be true or false, got 1"),
     ({"mask": "full", "sink_logits": "true"}, "sink_logits: must be true or false, got 'true'"),
     ({"mask": "full", "null_key": []}, "null_key: must be true or false, got []"),

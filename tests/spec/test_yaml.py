@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -184,3 +185,17 @@ def test_a_pattern_knows_the_places_of_its_nodes() -> None:
     assert pattern.place("mask.all_of[1]") == "p.yaml:4:7"
     assert [path for path, _ in pattern.nodes()] == ["mask", "mask.all_of[0]", "mask.all_of[1]"]
     assert Pattern.from_dict({"mask": "full"}).place("mask") == "mask"
+
+
+@pytest.mark.parametrize("settings", ["", "scale: 0.5\n", "softcap: 30\nalign: top_left\n"])
+def test_dataclasses_replace_keeps_all_other_settings(settings: str) -> None:
+    """It gives every field to the constructor, those that the file leaves out as None."""
+    pattern = accepted("mask: causal\n" + settings)
+    renamed = replace(pattern, name="other")
+    assert renamed.name == "other" and renamed.digest() == pattern.digest()
+    assert replace(renamed, name=pattern.name) == pattern
+    assert (
+        replace(pattern, scale=None, softcap=None).to_dict().keys().isdisjoint({"scale", "softcap"})
+    )
+    with pytest.raises(SpecError, match="softcap: must be a finite number above 0, got -1"):
+        replace(pattern, softcap=-1)

@@ -94,8 +94,25 @@ def nothing_said(monkeypatch):
     monkeypatch.setattr(store, "_SAID", set())
 
 
-def find(root, problem=PROBLEM, gpu=GPU, pattern=PATTERN, template=TEMPLATE, length=4096):
-    return store.lookup(pattern, problem, gpu, template, lengths=(length, length), root=root)
+def find(
+    root,
+    problem=PROBLEM,
+    gpu=GPU,
+    pattern=PATTERN,
+    template=TEMPLATE,
+    length=4096,
+    labels=("runs",),
+):
+    at = (length, length)
+    return store.lookup(pattern, problem, gpu, template, labels, lengths=at, root=root)
+
+
+def wrong_rows(root, patterns, templates, labels=None):
+    return store.errors(root, "nvidia-h200", patterns, templates, labels or no_analysis)
+
+
+def no_analysis(row):
+    raise AssertionError(f"analysed for a row without a schedule: {row}")
 
 
 def test_a_file_has_sorted_keys_and_one_problem_a_line(tmp_path):
@@ -187,13 +204,11 @@ def test_another_version_is_a_warning_for_users_and_an_error_for_check(tmp_path)
         find(tmp_path, pattern=pattern, template=template)  # told once
     path = tmp_path / "nvidia-h200" / "causal.json"
     now = {"causal": "c" * 64}, {"forward": "b" * 64}
-    assert store.errors(tmp_path, "nvidia-h200", *now) == [
+    assert wrong_rows(tmp_path, *now) == [
         f"{path}: pattern causal was aaaaaaaaaaaa when measured, now it is cccccccccccc"
     ]
-    assert store.errors(tmp_path, "nvidia-h200", {"causal": "a" * 64}, {"forward": "b" * 64}) == []
-    assert store.errors(tmp_path, "nvidia-h200", {}, {}) == [
-        f"{path}: there is no pattern named causal"
-    ]
+    assert wrong_rows(tmp_path, {"causal": "a" * 64}, {"forward": "b" * 64}) == []
+    assert wrong_rows(tmp_path, {}, {}) == [f"{path}: there is no pattern named causal"]
 
 
 def test_what_the_template_forbids_here_is_passed_over(tmp_path):
@@ -209,6 +224,46 @@ def test_a_row_with_unknown_knobs_is_passed_over_with_a_warning(tmp_path):
         assert find(tmp_path) == (DEFAULT, "template default")
 
 
+def scheduled(length, schedule, **values):
+    made = row(length, **values)
+    return replace(made, config={**made.config, "SCHEDULE": schedule})
+
+
+def test_a_row_gives_its_schedule_where_there_is_a_choice(tmp_path):
+    labels = ("runs + mod 8", "runs")
+    start = config(SCHEDULE="runs + mod 8")
+    assert find(tmp_path, labels=labels) == (start, "template default")
+    store.write(tmp_path, GPU, scheduled(4096, "runs", warps=8))
+    assert find(tmp_path, labels=labels) == (config(warps=8, SCHEDULE="runs"), "exact GPU")
+    # nothing to choose any more, and it is this one: the knob is gone
+    assert find(tmp_path, labels=("runs",)) == (config(warps=8), "exact GPU")
+    # measured when there was nothing to choose: for the best prediction
+    store.write(tmp_path, GPU, row(4096, warps=8))
+    assert find(tmp_path, labels=labels)[0] == config(warps=8, SCHEDULE="runs + mod 8")
+
+
+def test_a_row_whose_schedule_is_no_candidate_is_passed_over_with_a_warning(tmp_path):
+    store.write(tmp_path, GPU, scheduled(4096, "mod 16", warps=8))
+    store.write(tmp_path, GPU, scheduled(8192, "runs", stages=3))
+    labels = ("runs + mod 8", "runs")
+    with pytest.warns(store.StaleTuningWarning) as caught:
+        assert find(tmp_path, labels=labels)[0] == config(stages=3, SCHEDULE="runs")
+    said = (
+        "the row of causal at 4096x4096: schedule 'mod 16' is no candidate; "
+        "there are 'runs + mod 8', 'runs'"
+    )
+    assert [str(w.message) for w in caught] == [
+        f"tuned row of causal on nvidia-h200 is not used: {said}"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        find(tmp_path, labels=labels)  # told once
+    path = tmp_path / "nvidia-h200" / "causal.json"
+    now = {"causal": "a" * 64}, {"forward": "b" * 64}
+    assert wrong_rows(tmp_path, *now, lambda row: labels) == [f"{path}: {said}"]
+    assert wrong_rows(tmp_path, *now, lambda row: (*labels, "mod 16")) == []
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{}", '{"rows": [{}]}', '{"rows": [1]}', '{"rows": null}'], ids=str
 )
@@ -217,7 +272,7 @@ def test_a_damaged_file_is_one_error_with_its_name(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ArtifactError, match="causal.json is damaged .*restore or delete it"):
         find(tmp_path)
-    (message,) = store.errors(tmp_path, "nvidia-h200", {}, {})
+    (message,) = wrong_rows(tmp_path, {}, {})
     assert "is damaged" in message
 
 

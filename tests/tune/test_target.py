@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import standin
 
 pytest.importorskip("triton")
 
+from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ToolchainError, TuneError, UnsupportedError
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune import history, store, winners
 from sparsegen.tune.prune import CompilePool
+from sparsegen.tune.schedules import SCHEDULE, candidates_of, split, times_us
 from sparsegen.tune.space import Space
-from sparsegen.tune.target import KernelTarget
+from sparsegen.tune.target import KernelCandidate, KernelTarget
 from sparsegen.tune.tuner import Budget, TuneResult, tune
 
 PROBLEM = Problem(head_dim=64, heads=4, lengths=((1024, 1024), (4096, 4096)))
@@ -25,8 +28,23 @@ WINDOW = Pattern.from_dict({"name": "narrow", "mask": {"window": {"size": 256}}}
 GPU = find_gpu("h200")
 
 
+STRIDED = Pattern.from_dict(
+    {"name": "strided", "mask": {"any_of": [{"window": {"size": 64}}, {"strided": {"stride": 64}}]}}
+)
+SMALL = Problem(head_dim=16, heads=1, lengths=((2048, 2048),))
+
+
 def target(pattern=WINDOW, problem=PROBLEM, **options):
     return KernelTarget.of(pattern, problem, GPU, **options)
+
+
+@pytest.fixture
+def choice(monkeypatch):
+    """A target with several schedules, however near the cost model thinks they are."""
+    monkeypatch.setattr("sparsegen.schedule.search.WITHIN", 1e9)
+    candidates_of.cache_clear()
+    yield target(STRIDED, SMALL)
+    candidates_of.cache_clear()
 
 
 def test_the_key_names_all_that_a_time_depends_on():
@@ -87,7 +105,9 @@ def test_a_winner_is_kept_and_found_again(tmp_path):
     )
     result = TuneResult(config, 90.0, 100.0, 0.02, (), "best of 40 trials", "memory")
     winners.keep(source, result, tmp_path)
-    found = store.lookup(WINDOW, PROBLEM, GPU, source.template, lengths=(1024, 1024), root=tmp_path)
+    found = store.lookup(
+        WINDOW, PROBLEM, GPU, source.template, source.labels, lengths=(1024, 1024), root=tmp_path
+    )
     assert found == (config, "exact GPU")
     (line,) = history.read(tmp_path / "history.csv")
     assert (line.median_us, line.spread_us, line.baseline_us) == (90.0, 2.0, 100.0)
@@ -112,3 +132,95 @@ def test_a_tuning_starts_from_the_shipped_winner(tmp_path, monkeypatch):
     )
     assert found == source and result.complete == 4
     assert lane.measured[:2] == [source.default, shipped]
+
+
+def test_the_schedule_is_a_knob_only_where_there_is_a_choice(choice):
+    assert SCHEDULE not in {knob.name for knob in target().knobs}
+    assert target().key.endswith(target().sources[0][1].digest[:12])  # as before there were any
+    first, *others = choice.knobs
+    assert first.name == SCHEDULE and first.default == first.choices[0] and first.summary
+    assert len(first.choices) >= 2 and first.choices == choice.labels
+    listed = [c.schedule.label for c in candidates_of(STRIDED, SMALL) if c.to_measure]
+    assert list(choice.labels) == listed
+    assert tuple(others) == choice.template.knobs
+    space = Space(choice.knobs)
+    assert space.canonical(choice.default.as_dict()) == choice.default
+    assert [c[SCHEDULE] for c in (choice.default, *choice.starts)] == listed
+
+
+def test_the_key_covers_every_schedule(choice):
+    (label, source), *others = choice.sources
+    changed = replace(source, text=source.text + "# another\n")
+    keys = {
+        choice.key,
+        replace(choice, sources=((label, changed), *others)).key,
+        replace(choice, sources=((label, source), (others[0][0], changed), *others[1:])).key,
+        replace(choice, sources=(*others, (label, source))).key,
+        replace(choice, sources=((label, source),)).key,
+    }
+    assert len(keys) == 5
+
+
+def test_a_configuration_names_its_kernel_and_no_template_sees_the_schedule(choice):
+    plain = choice.template.default(SMALL, GPU)
+    for config, (label, source) in zip((choice.default, *choice.starts), choice.sources):
+        assert choice.parts(config) == (source, plain)
+        assert split(config, choice.labels) == (label, plain)
+    stranger = choice.default.as_dict() | {SCHEDULE: "mod 7"}
+    with pytest.raises(TuneError, match="schedule 'mod 7' is no candidate; there are 'runs"):
+        choice.parts(LaunchConfig.of(stranger))
+    odd = choice.default.as_dict() | {"num_warps": 8, "BLOCK_M": 64}
+    assert "128 query rows" in choice.invalid(LaunchConfig.of(odd))
+
+
+def test_each_schedule_compiles_its_own_kernel(choice, tmp_path):
+    pool = CompilePool(choice, tmp_path, jobs=2)
+    wanted = {choice.default, choice.starts[0]}
+    results = {}
+    try:
+        for config in wanted:
+            pool.begin(config)
+        while wanted - set(results):
+            if (result := pool.next(5.0)) is not None:
+                results[result.config] = result
+    finally:
+        pool.stop()
+    for config, result in results.items():
+        assert (result.kind, result.reason) == ("", "")
+        source, _ = choice.parts(config)
+        assert len(list(result.folder.rglob("*.cubin"))) == len(source.grids)
+    assert len({r.folder for r in results.values()}) == 2
+
+
+def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
+    bench = SimpleNamespace(target=choice)
+    for config, (_, source) in zip((choice.default, *choice.starts), choice.sources):
+        folder = tmp_path / source.digest[:8]
+        folder.mkdir()
+        candidate = KernelCandidate(bench, config, folder)
+        assert (folder / "kernel.py").read_text() == source.text
+        assert candidate._kernel.source == source
+        assert candidate._kernel.config == choice.template.default(SMALL, GPU)
+        assert candidate._call(8, 8, {}).tables == []
+
+
+def test_every_schedule_is_tried_first_and_the_winner_is_found_again(choice, tmp_path, monkeypatch):
+    """The plain schedule wins here against its prediction: measuring decides."""
+    last = choice.labels[-1]
+    monkeypatch.setattr(
+        standin, "time_of", lambda config: 50.0 if config[SCHEDULE] == last else 100.0
+    )
+    lane = standin.InProcessLane(standin.StandInSource())
+    found, result = winners.tune_pattern(
+        STRIDED, SMALL, GPU, budget=Budget(6, 60), tuned=tmp_path, lane=lane
+    )
+    first = list(dict.fromkeys(lane.measured))[: len(choice.labels)]
+    assert first == [choice.default, *choice.starts]
+    assert result.config == choice.starts[-1]
+    best = times_us(result.trials, choice.labels)
+    assert best[last] == 50.0 and best[choice.labels[0]] == 100.0
+    winners.keep(found, result, tmp_path)
+    (row,) = store.read(tmp_path, GPU.name, "strided")
+    assert row.config[SCHEDULE] == last
+    again = store.lookup(STRIDED, SMALL, GPU, choice.template, choice.labels, root=tmp_path)
+    assert again == (result.config, "exact GPU")

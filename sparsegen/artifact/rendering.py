@@ -1,0 +1,97 @@
+"""Schedule and kernel text, when an artifact is built and when it is opened again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.key import heads_and_masks
+from sparsegen.artifact.manifest import Considered
+from sparsegen.errors import ArtifactError
+from sparsegen.tune.schedules import candidates_of
+
+if TYPE_CHECKING:
+    from sparsegen.codegen import KernelSource
+    from sparsegen.schedule.search import Candidate
+    from sparsegen.schedule.tree import Schedule
+    from sparsegen.spec.pattern import Pattern
+    from sparsegen.spec.problem import Problem
+
+SCHEDULE, SOURCE, PATTERN = "schedule.txt", "kernel.py", "pattern.yaml"
+
+
+def schedule_of(pattern: Pattern, problem: Problem, label: str) -> Schedule:
+    """The candidate of that label.  Raises ArtifactError where this version finds no such candidate."""
+    found = {c.schedule.label: c.schedule for c in candidates_of(pattern, problem)}
+    if label not in found:
+        known = ", ".join(map(repr, found))
+        raise ArtifactError(
+            f"{pattern.name} has no candidate schedule {label!r} in this version; it has {known}"
+        )
+    return found[label]
+
+
+@lru_cache(maxsize=64)
+def rendered(pattern: Pattern, schedule: Schedule, problem: Problem, template: str) -> KernelSource:
+    """Kernel text; kept, since the key and the build ask for the same ones."""
+    from sparsegen.codegen import render
+
+    return render(pattern, schedule, problem, template)
+
+
+def source_of(pattern: Pattern, problem: Problem, artifact: Artifact) -> KernelSource:
+    """The kernel that ``artifact`` must hold: ``pattern`` rendered with the schedule that was chosen for it.
+
+    Which candidates there are depends on the lengths and on how a mask was spelled, which are not in the key.  So
+    the schedule is found from the pattern and the lengths that the artifact records, and must show the masks of its key.
+
+    Raises:
+        ArtifactError: this version finds no such schedule, renders another text, or the record is not of this key.
+    """
+    decision = artifact.manifest.decision
+    recorded = _recorded(artifact)
+    lengths = decision.problem.get("lengths", problem.lengths)
+    try:
+        schedule = schedule_of(recorded, replace(problem, lengths=lengths), decision.label)
+    except ArtifactError as error:
+        raise ArtifactError(f"{artifact.path}: {error}; build it again") from None
+    key = artifact.key
+    if heads_and_masks(schedule) != (key.mask, key.head_rules, key.max_position, key.min_position):
+        raise ArtifactError(f"{artifact.path}: {PATTERN} is not of the masks of its key")
+    source = rendered(pattern, schedule, problem, key.template)
+    if hashlib.sha256(artifact.read(SOURCE)).hexdigest() != source.digest:
+        raise ArtifactError(
+            f"{artifact.path}: {SOURCE} is not what this version renders for the pattern; build it again"
+        )
+    return source
+
+
+def _recorded(artifact: Artifact) -> Pattern:
+    from sparsegen.spec.pattern import Pattern
+
+    return Pattern.from_yaml_text(artifact.read(PATTERN).decode(), f"{artifact.path}/{PATTERN}")
+
+
+def considered(
+    candidates: tuple[Candidate, ...], measured: Mapping[str, float]
+) -> tuple[tuple[Considered, ...], str]:
+    """The candidates for the manifest, and the call that their predictions are for; ``measured``: µs by label."""
+    cost = candidates[0].cost
+    listed = tuple(
+        Considered(
+            c.schedule.label,
+            round(1e3 * c.cost.seconds, 4),
+            _rounded(measured.get(c.schedule.label)),
+        )
+        for c in candidates
+    )
+    m, n = cost.tile
+    return listed, f"{cost.q_len} queries, {cost.kv_len} keys, tiles {m}x{n}"
+
+
+def _rounded(time_us: float | None) -> float | None:
+    return None if time_us is None else round(time_us, 3)

@@ -1,0 +1,229 @@
+"""A segment as text: its key range, the borders of its loops, and what each of them tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsegen.codegen import text
+from sparsegen.codegen.entries import Box, product, sizes
+from sparsegen.codegen.plan import Loop, SegmentPlan, SpanPlan, Table, WalkPlan
+from sparsegen.schedule.forms import Lin, variables
+from sparsegen.schedule.formula import Range
+from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span
+
+NARROW = 64  # a segment that never shows more keys than this has a key tile of its own size
+MEANING = {
+    "head": "left edge",
+    "full": "every cell is visible",
+    "tail": "right edge",
+    "whole": "no full part",
+}
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a segment's text depends on besides the segment."""
+
+    tables: tuple[Table, ...]
+    terms: text.TermPrinter
+    varying: tuple[str, ...]  # symbols that differ between the rows of a tile
+    split: bool
+    alibi: bool  # scores depend on positions
+
+
+def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
+    """All text of one segment."""
+    walk = _walk(seg, around.tables)
+    block, narrow = _key_block(seg, walk)
+    spans = {span.kind: span for span in seg.spans}
+    lower = any(s.lower for s in seg.spans) or walk is not None
+    upper = any(s.upper for s in seg.spans)
+    full_lo = seg.full_lo if "full" in spans else None
+    inner = [hi - lo for lo, hi in seg.inner]
+    live = ["live_rows > 0", *(f"{text.form(f)} >= 0" for f in seg.live)]
+    live += [f"{text.form(f)} >= 0" for f in inner if f.terms or f.const < 0]
+    holds = " & ".join(f"({t})" for t in live)
+    guards = [" | ".join(f"({text.form(f)} >= 0)" for f in any_of) for any_of in seg.guards]
+    lo, end, body_lo, body_end = _borders(seg, holds, block, full_lo)
+    return SegmentPlan(
+        name=seg.name,
+        comment=str(seg.branch),
+        row_lo=text.form(seg.row_lo, text.ROW) if lower else "",
+        row_hi=text.form(seg.row_hi, text.ROW) if upper else "",
+        lo=lo,
+        end=end,
+        some=f"{holds} & ({text.form(seg.tile_hi)} >= {text.form(seg.tile_lo)})",
+        body_lo=body_lo,
+        body_end=body_end,
+        body_holds=" & ".join(
+            f"({g})" for g in [f"end > {'0' if seg.tiling.k_cuts else 'lo'}", *guards]
+        ),
+        block=block,
+        # the descriptors' boxes have BLOCK_N rows
+        tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
+        loops=tuple(_loops(seg, spans, full_lo is not None, walk, around)),
+        box_lines=Box(seg, block).before() if seg.tiling.k_cuts else (),
+        table=walk,
+    )
+
+
+def symbols(seg: Segment) -> frozenset[str]:
+    """The symbols that the segment's forms for a tile mention."""
+    forms = [seg.tile_lo, seg.tile_hi, *seg.live, *(f for pair in seg.inner for f in pair)]
+    forms += [f for f in (seg.full_lo, seg.full_hi) if f is not None]
+    forms += [f for any_of in seg.guards for f in any_of]
+    walked = {"q_first", "q_last"} if seg.table is not None else set()
+    return frozenset(walked).union(*map(variables, forms))
+
+
+# ---- key ranges ----
+
+
+def _key_block(seg: Segment, walk: WalkPlan | None) -> tuple[str, bool]:
+    """Keys of a tile as text, and whether that is the segment's own size."""
+    if walk is not None:
+        return str(_power_of_two(min(walk.block, NARROW))), True
+    if seg.width is not None and seg.width <= NARROW:
+        return str(_power_of_two(seg.width or 16)), True
+    return "BLOCK_N", False
+
+
+def _power_of_two(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def _borders(seg: Segment, holds: str, n: str, full_lo: Lin | None) -> tuple[str, str, str, str]:
+    """First and end of the range and of its full part: of keys, or of entries where the keys are a box of digits."""
+    boxed = bool(seg.tiling.k_cuts)
+    lo = "0" if boxed else "lo"
+
+    def entry(value: str) -> str:
+        """Where a value of the top axis comes in the range."""
+        if not boxed:
+            return value
+        width, distance = product(sizes(seg)), f"{value} - y{len(seg.inner)}_first"
+        return distance if width == "1" else f"({distance}) * {width}"
+
+    end = entry(text.form(seg.tile_hi + 1) if boxed else f"{text.atom(seg.tile_hi)} + 1")
+    end = f"tl.where({holds}, {end}, {lo})"
+    first = "" if boxed else text.form(seg.tile_lo)
+    if full_lo is None or seg.full_hi is None:
+        return first, end, "", ""
+    full = entry(text.form(seg.full_hi + 1))
+    body_end = f"body_lo + tl.maximum({full} - body_lo, 0) // {n} * {n}"
+    if full_lo == seg.tile_lo:
+        return first, end, lo, body_end
+    skipped = entry(text.atom(full_lo)) + ("" if boxed else " - lo")
+    body_lo = f"tl.cdiv(tl.maximum({skipped}, 0), {n}) * {n}"
+    return first, end, body_lo if boxed else f"lo + {body_lo}", body_end
+
+
+def _walk(seg: Segment, tables: tuple[Table, ...]) -> WalkPlan | None:
+    if seg.table is None:
+        return None
+    table = next(t for t in tables if t.term == seg.table.term)
+    return WalkPlan(
+        pointer=f"TABLE{table.index}",
+        first_row=f"table{table.index}_row",
+        block=table.block,
+        per_row=table.per_row,
+        first_row_of_tile=text.floor_by("q_first", table.block),
+        last_row_of_tile=text.floor_by("q_last", table.block),
+    )
+
+
+# ---- loops ----
+
+
+def _loops(
+    seg: Segment, spans: dict[str, Span], has_full: bool, walk: WalkPlan | None, around: Around
+) -> list[Loop]:
+    """The loops of a segment; their borders follow the docstring of ``schedule.tree``."""
+    lo = "0" if seg.tiling.k_cuts else "lo"
+    if not has_full:
+        return [_loop(seg, spans["whole"], lo, "end", walk, around)]
+    none = "end" if "whole" in spans else lo  # where the tail starts without a body
+    borders = {
+        "head": (lo, f"tl.where(has_body, body_lo, {lo})"),
+        "full": ("body_lo", "body_end"),
+        "tail": (f"tl.where(has_body, body_end, {none})", "end"),
+        "whole": (f"tl.where(has_body, end, {lo})", "end"),
+    }
+    return [
+        _loop(seg, spans[kind], start, stop, walk, around)
+        for kind, (start, stop) in borders.items()
+        if kind in spans
+    ]
+
+
+def _loop(
+    seg: Segment, span: Span, start: str, stop: str, walk: WalkPlan | None, around: Around
+) -> Loop:
+    """One loop; of a split sweep only the part of it that lies in the program's chunk."""
+    overhangs, checked = span.kind in ("tail", "whole"), span.kind != "full"
+    block = _key_block(seg, walk)[0]
+    parts, said = _tests(seg, span, walk, around)
+    if overhangs and not span.upper and walk is None:
+        at = f"(j + tl.arange(0, {block}))" if seg.tiling.k_cuts else "k_pos"
+        parts.append(f"{at}[None, :] < end")
+    parts = _side_by_side(parts)
+    mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
+    if around.split:
+        start, stop = f"tl.maximum({start}, chunk_lo)", f"tl.minimum({stop}, chunk_end)"
+    needed = mask + " k_pos" * (checked or around.alibi)
+    return Loop(
+        start=start,
+        stop=stop,
+        stages="STAGES" if span.kind == "full" or seg.full_lo is None else "EDGE_STAGES",
+        comment=MEANING[span.kind] + (f": tests {'; '.join(said)}" if said else ""),
+        span=SpanPlan(mask=mask, needs_k_pos=bool(mask), overhangs=overhangs),
+        checked=checked,
+        keys=Box(seg, block).inside(needed) if seg.tiling.k_cuts else (),
+    )
+
+
+def _side_by_side(parts: list[str]) -> list[str]:
+    """Tests of rows alone, and of keys alone, joined: they cost a vector's work each, not a tile's."""
+    groups: dict[tuple[bool, bool] | int, list[str]] = {}
+    for i, part in enumerate(parts):
+        kind = (
+            "[:, None]" in part or "in_table" in part,
+            "[None, :]" in part or "in_table" in part,
+        )
+        groups.setdefault(i if all(kind) else kind, []).append(part)
+    return [" & ".join(f"({p})" for p in g) if len(g) > 1 else g[0] for g in groups.values()]
+
+
+def _tests(
+    seg: Segment, span: Span, walk: WalkPlan | None, around: Around
+) -> tuple[list[str], list[str]]:
+    """Booleans over the cells of a tile, and the same for people."""
+    top = f"y{len(seg.inner)}" if seg.tiling.k_cuts else "k_pos"
+    varying = [f"y{t}" for t, size in enumerate(sizes(seg)) if size != "1"]
+    rows = [x for x in around.varying if x != "q"]
+    names = text.cell_names(rows, [*varying, top] if seg.tiling.k_cuts else [])
+    parts, said = [], []
+    if walk is not None:
+        parts.append(f"({text.floor_by('q_pos', walk.block)} == block_row)[:, None]")
+        parts.append("k_pos[None, :] < block_end")
+        said.append("rows of this block row")
+    for asked, name, lin, sign in (
+        (span.lower, "row_lo", seg.row_lo, ">="),
+        (span.upper, "row_hi", seg.row_hi, "<="),
+    ):
+        if asked:
+            # a column beside the keys, or a scalar where it does not depend on the row
+            limit = f"{name}[:, None]" if variables(lin) & {*around.varying} else name
+            parts.append(f"{top}[None, :] {sign} {limit}")
+            said.append(f"{'k' if top == 'k_pos' else top} {sign} {name}")
+    for test in span.tests:
+        parts.append(text.test_text(test, around.terms, names))
+        said.append(_said(test))
+    return parts, said
+
+
+def _said(test: Range | AnyOf | NoneOf) -> str:
+    if isinstance(test, Range):
+        return str(test)
+    word = "any of" if isinstance(test, AnyOf) else "none of"
+    return f"{word} {len(test.cubes)} terms"

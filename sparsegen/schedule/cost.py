@@ -1,0 +1,280 @@
+"""What a schedule costs, predicted: key tiles, bytes and seconds, for one call and one tile size.
+
+The model has to rank schedules, not to time kernels: the tuner measures.  All constants are in ``machine``.
+A sweep takes as long as its matrix products at the machine's rate, or as its longest program on one processor; a later
+sweep pays for the state that it takes up and hands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sparsegen.schedule.forms import Floor, Lin, Opaque, Prod, value
+from sparsegen.schedule.formula import Range
+from sparsegen.schedule.machine import H200, Machine, Sizes
+from sparsegen.schedule.tiles import query_tiles, visit
+from sparsegen.schedule.tree import (
+    AnyOf,
+    HeadClass,
+    NoneOf,
+    Schedule,
+    Segment,
+    Sweep,
+    Test,
+    Tiling,
+)
+
+Call = tuple[int, int, int, int]  # q_start, q_len, k_start, kv_len
+
+
+@dataclass(frozen=True)
+class Load:
+    """Work of one segment on every query tile of one head: key tiles, and the same weighted by what is tested."""
+
+    tiles: np.ndarray  # int64 [query tiles]
+    weighted: np.ndarray  # float64 [query tiles]
+
+
+@lru_cache(maxsize=64)
+def environment(
+    call: Call, block_m: int, tiling: Tiling, rows: tuple[int, int] | None
+) -> dict[str, Any]:
+    """``tiles.query_tiles`` of a call, kept: the search asks for few of them many times."""
+    q_start, q_len, k_start, kv_len = call
+    return query_tiles(q_start, q_len, block_m, k_start, kv_len, tiling, rows)
+
+
+def load(
+    segment: Segment,
+    call: Call,
+    tile: tuple[int, int],
+    tiling: Tiling | None = None,
+    rows: tuple[int, int] | None = None,
+    machine: Machine = H200,
+) -> Load:
+    """The load of a segment in a sweep of these rows; ``tiling``: with this extent instead of the segment's own."""
+    block_m, block_n = tile
+    shape = segment.tiling if tiling is None else tiling
+    env = environment(call, block_m, Tiling(shape.q_cuts, shape.extent), rows)
+    if segment.table is not None:
+        walked = _walked(segment, env, block_n)
+        return Load(walked, walked * 1.0)
+    counts = visit(segment, env, block_n).tiles(block_n)
+    tiles = np.sum(list(counts.values()), axis=0)
+    weights = span_weights(segment, machine)
+    weighted = np.sum([n * weights[kind] for kind, n in counts.items()], axis=0)
+    if segment.tiling.k_cuts:
+        weighted = weighted * machine.gather
+    return Load(tiles, weighted + machine.start * (tiles > 0))
+
+
+def _walked(segment: Segment, env: dict[str, Any], block_n: int) -> np.ndarray:
+    """Key tiles of the blocks that a table lists for the block rows of each query tile."""
+    assert segment.table is not None
+    block = segment.table.block
+    rows = env["q_last"] // block - np.maximum(env["q_first"] // block, 0) + 1
+    drawn = min(segment.table.per_row, -(-env["kv_len"] // block))
+    live = rows > 0
+    for form in segment.live:
+        live = live & (value(form, env) >= 0)
+    return np.where(live, rows * drawn * max(1, -(-block // block_n)), 0)
+
+
+@lru_cache(maxsize=1 << 12)
+def span_weights(segment: Segment, machine: Machine = H200) -> dict[str, float]:
+    """Key tiles without a test that one tile of each span costs as much as."""
+    weight = {"full": 1.0}
+    for span in segment.spans:
+        if span.kind != "full":
+            base = machine.remainder if any(map(_slow, span.tests)) else machine.partial
+            weight[span.kind] = base + machine.conjunct * sum(map(_conjuncts, span.tests))
+    tail = weight.setdefault("tail", machine.partial)
+    weight.setdefault("whole", tail)
+    weight.setdefault("head", machine.partial)
+    return weight
+
+
+def _conjuncts(test: Test) -> int:
+    return sum(map(len, test.cubes)) if isinstance(test, (AnyOf, NoneOf)) else 1
+
+
+def _slow(test: Test) -> bool:
+    if isinstance(test, (AnyOf, NoneOf)):
+        return any(_slow(r) for c in test.cubes for r in c)
+    return isinstance(test, Range) and _divides(test.lin)
+
+
+def _divides(lin: Lin) -> bool:
+    return any(
+        isinstance(g, (Prod, Opaque)) or (isinstance(g, Floor) and g.m & (g.m - 1) != 0)
+        for g, _ in lin.terms
+    )
+
+
+@dataclass(frozen=True)
+class SweepCost:
+    """One sweep of all heads: seconds of its parts."""
+
+    key_tiles: int  # of one head
+    rows: int  # of query tiles that see keys, one head
+    matmul: float  # all programs, evenly over the processors
+    longest: float  # the longest program alone
+    state: int  # bytes that move the softmax state, if it is not the first
+    workspace: int  # bytes of partial states, written and read once, if it is split
+    launches: int
+
+    def seconds(self, machine: Machine = H200) -> float:
+        """Work or longest program, then state and launches."""
+        moved = (self.state + 2 * self.workspace) / machine.bandwidth
+        return max(self.matmul, self.longest) + moved + self.launches * machine.launch
+
+
+def sweep_cost(
+    loads: Iterable[Load],
+    segments: int,
+    tile: tuple[int, int],
+    sizes: Sizes,
+    *,
+    first: bool,
+    split: bool,
+    machine: Machine = H200,
+) -> SweepCost:
+    """Cost of the segments with these loads in one sweep."""
+    block_m, block_n = tile
+    loads = list(loads)
+    none = np.zeros(1)
+    weighted = np.sum([x.weighted for x in loads], axis=0) if loads else none
+    tiles = np.sum([x.tiles for x in loads], axis=0) if loads else none.astype(np.int64)
+    rows = block_m * int(np.count_nonzero(tiles))
+    one = tile_seconds(tile, sizes, machine)
+    work = (float(weighted.sum()) + machine.segment * segments) * one
+    # One program has a processor to itself: it runs at a share of the machine's rate.
+    longest = float(weighted.max(initial=0.0)) * one * machine.sms / sizes.heads
+    workspace, launches = 0, 1
+    if split:
+        chunks = int(np.sum(-(-tiles // machine.chunk)))
+        longest = min(longest, machine.chunk * one * machine.sms / sizes.heads)
+        workspace, launches = sizes.partial(chunks * block_m), 2
+    return SweepCost(
+        key_tiles=int(tiles.sum()),
+        rows=rows,
+        matmul=work,
+        longest=longest,
+        state=0 if first else sizes.state(rows),
+        workspace=workspace,
+        launches=launches,
+    )
+
+
+def tile_seconds(tile: tuple[int, int], sizes: Sizes, machine: Machine = H200) -> float:
+    """One key tile without a test, of all heads."""
+    block_m, block_n = tile
+    return block_m * block_n * 4 * sizes.dim * sizes.heads / machine.rate(block_m, block_n)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Prediction for one call: of all heads, but ``tile_cells`` is of one head of every class."""
+
+    q_len: int
+    kv_len: int
+    tile: tuple[int, int]
+    tile_cells: int  # cells in the key tiles that are computed, whole tiles counted
+    bytes: (
+        int  # q, k, v and outputs once, the state of later sweeps, partial states written and read
+    )
+    state_bytes: int  # of these, the state of later sweeps
+    workspace_bytes: int  # memory for the partial states of split sweeps
+    sweeps: int
+    launches: int
+    matmul_seconds: float
+    waiting_seconds: float  # by which longest programs exceed the work of their sweep
+    state_seconds: float
+    memory_seconds: float  # q, k, v and outputs once, at the speed of a copy
+    launch_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time."""
+        first = max(self.matmul_seconds + self.waiting_seconds, self.memory_seconds)
+        return first + self.state_seconds + self.launch_seconds
+
+    def parts(self) -> dict[str, float]:
+        """Milliseconds by part, for people and JSON."""
+        named = {
+            "matmul": self.matmul_seconds,
+            "longest_program": self.waiting_seconds,
+            "copies": max(self.memory_seconds - self.matmul_seconds - self.waiting_seconds, 0.0),
+            "later_sweeps": self.state_seconds,
+            "launches": self.launch_seconds,
+        }
+        return {name: 1e3 * seconds for name, seconds in named.items()}
+
+
+def cost_of(
+    schedule: Schedule,
+    q_len: int,
+    kv_len: int,
+    tile: tuple[int, int],
+    sizes: Sizes | None = None,
+    machine: Machine = H200,
+) -> Cost:
+    """What a schedule costs for one call; classes weigh by the heads that their rules name."""
+    sizes = sizes or Sizes()
+    call = (kv_len - q_len if schedule.align == "bottom_right" else 0, q_len, 0, kv_len)
+    found = []
+    for one, heads in zip(
+        schedule.classes, head_shares(schedule.classes, sizes.heads), strict=True
+    ):
+        own = Sizes(heads, sizes.dim, sizes.itemsize)
+        found += [
+            cost_of_sweep(sweep, call, tile, own, first=i == 0, machine=machine)
+            for i, sweep in enumerate(one.sweeps)
+        ]
+    once = sizes.once(q_len, kv_len)
+    state, workspace = sum(x.state for x in found), sum(x.workspace for x in found)
+    launches = sum(x.launches for x in found)
+    return Cost(
+        q_len=q_len,
+        kv_len=kv_len,
+        tile=tile,
+        tile_cells=sum(x.key_tiles for x in found) * tile[0] * tile[1],
+        bytes=once + state + 2 * workspace,
+        state_bytes=state,
+        workspace_bytes=workspace,
+        sweeps=max((len(c.sweeps) for c in schedule.classes), default=0),
+        launches=launches,
+        matmul_seconds=sum(x.matmul for x in found),
+        waiting_seconds=sum(max(x.longest - x.matmul, 0.0) for x in found),
+        state_seconds=(state + 2 * workspace) / machine.bandwidth,
+        memory_seconds=once / machine.bandwidth,
+        launch_seconds=launches * machine.launch,
+    )
+
+
+def cost_of_sweep(
+    sweep: Sweep,
+    call: Call,
+    tile: tuple[int, int],
+    sizes: Sizes,
+    *,
+    first: bool,
+    machine: Machine = H200,
+) -> SweepCost:
+    """What one sweep costs for one call."""
+    loads = [load(s, call, tile, rows=sweep.rows, machine=machine) for s in sweep.segments]
+    return sweep_cost(
+        loads, len(loads), tile, sizes, first=first, split=sweep.split, machine=machine
+    )
+
+
+def head_shares(classes: Iterable[HeadClass], heads: int) -> list[int]:
+    """Heads of every class: those that its rules name, and what is left for the rest (at least one each)."""
+    named = [sum(hi - lo + 1 for lo, hi in c.heads or ()) for c in classes]
+    rest = max(heads - sum(named), 1)
+    return [n or rest for n in named]
