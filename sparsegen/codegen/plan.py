@@ -33,24 +33,14 @@ class Table:
 
 
 @dataclass(frozen=True)
-class SpanPlan:
-    """What a loop over key tiles tests, as Triton text."""
-
-    mask: str  # "" where nothing is left to test
-    needs_k_pos: bool
-    overhangs: bool  # the tile may reach past the last key
-
-
-@dataclass(frozen=True)
 class Loop:
-    """One loop over key tiles; ``start`` and ``stop`` are Triton text."""
+    """The loop over the key tiles of a segment, as Triton text."""
 
     start: str
     stop: str
-    stages: str
     comment: str
-    span: SpanPlan
-    checked: bool  # an entry of a box may be no key of the call
+    mask: str  # cells that are visible
+    edge: str  # which tiles test them; "" where all do
     keys: tuple[str, ...]  # set the keys of a tile of entries of a box
 
 
@@ -70,7 +60,7 @@ class WalkPlan:
 class SegmentPlan:
     """One segment: its key ranges for a row and for a tile of rows, and its loops, as Triton text.
 
-    Loops run from ``lo`` to ``end``: over keys, or over the entries of a ``box`` of key digits.
+    The loop runs from ``lo`` to ``end``: over keys, or over the entries of a ``box`` of key digits.
     """
 
     name: str
@@ -85,7 +75,7 @@ class SegmentPlan:
     body_holds: str
     block: str
     tma: str
-    loops: tuple[Loop, ...]
+    loop: Loop
     box_lines: tuple[str, ...]  # set the first digits and the sizes of a box; () for a run of keys
     table: WalkPlan | None
 

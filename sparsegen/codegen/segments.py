@@ -1,4 +1,4 @@
-"""A segment as text: its key range, the borders of its loops, and what each of them tests."""
+"""A segment as text: its key range, the borders of its full part, and what the other tiles test."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from dataclasses import dataclass
 
 from sparsegen.codegen import text
 from sparsegen.codegen.entries import Box, product, sizes
-from sparsegen.codegen.plan import Loop, SegmentPlan, SpanPlan, Table, WalkPlan
+from sparsegen.codegen.plan import Loop, SegmentPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span
 
 NARROW = 64  # a segment that never shows more keys than this has a key tile of its own size
-MEANING = {
-    "head": "left edge",
-    "full": "every cell is visible",
-    "tail": "right edge",
-    "whole": "no full part",
-}
 
 
 @dataclass(frozen=True)
@@ -35,10 +29,9 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
     """All text of one segment."""
     walk = _walk(seg, around.tables)
     block, narrow = _key_block(seg, walk)
-    spans = {span.kind: span for span in seg.spans}
     lower = any(s.lower for s in seg.spans) or walk is not None
     upper = any(s.upper for s in seg.spans)
-    full_lo = seg.full_lo if "full" in spans else None
+    full_lo = seg.full_lo if any(s.kind == "full" for s in seg.spans) else None
     inner = [hi - lo for lo, hi in seg.inner]
     live = ["live_rows > 0", *(f"{text.form(f)} >= 0" for f in seg.live)]
     live += [f"{text.form(f)} >= 0" for f in inner if f.terms or f.const < 0]
@@ -61,7 +54,7 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
         block=block,
         # the descriptors' boxes have BLOCK_N rows
         tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
-        loops=tuple(_loops(seg, spans, full_lo is not None, walk, around)),
+        loop=_loop(seg, full_lo is not None, walk, around),
         box_lines=Box(seg, block).before() if seg.tiling.k_cuts else (),
         table=walk,
     )
@@ -135,51 +128,44 @@ def _walk(seg: Segment, tables: tuple[Table, ...]) -> WalkPlan | None:
 # ---- loops ----
 
 
-def _loops(
-    seg: Segment, spans: dict[str, Span], has_full: bool, walk: WalkPlan | None, around: Around
-) -> list[Loop]:
-    """The loops of a segment; their borders follow the docstring of ``schedule.tree``."""
-    lo = "0" if seg.tiling.k_cuts else "lo"
-    if not has_full:
-        return [_loop(seg, spans["whole"], lo, "end", walk, around)]
-    none = "end" if "whole" in spans else lo  # where the tail starts without a body
-    borders = {
-        "head": (lo, f"tl.where(has_body, body_lo, {lo})"),
-        "full": ("body_lo", "body_end"),
-        "tail": (f"tl.where(has_body, body_end, {none})", "end"),
-        "whole": (f"tl.where(has_body, end, {lo})", "end"),
-    }
-    return [
-        _loop(seg, spans[kind], start, stop, walk, around)
-        for kind, (start, stop) in borders.items()
-        if kind in spans
-    ]
+def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -> Loop:
+    """The loop of a segment; of a split sweep only the part of it that lies in the program's chunk.
 
-
-def _loop(
-    seg: Segment, span: Span, start: str, stop: str, walk: WalkPlan | None, around: Around
-) -> Loop:
-    """One loop; of a split sweep only the part of it that lies in the program's chunk."""
-    overhangs, checked = span.kind in ("tail", "whole"), span.kind != "full"
+    One loop over head, body and tail: tiles of the body skip the tests.  Three loops would each fill and drain their
+    pipeline, which cost 5 to 10 % on windows and gained nothing on causal masks (docs/performance.md).
+    """
+    start, stop = "0" if seg.tiling.k_cuts else "lo", "end"
     block = _key_block(seg, walk)[0]
-    parts, said = _tests(seg, span, walk, around)
-    if overhangs and not span.upper and walk is None:
+    edge = _edge(seg.spans)
+    parts, said = _tests(seg, edge, walk, around)
+    if not edge.upper and walk is None:
         at = f"(j + tl.arange(0, {block}))" if seg.tiling.k_cuts else "k_pos"
         parts.append(f"{at}[None, :] < end")
     parts = _side_by_side(parts)
     mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
     if around.split:
         start, stop = f"tl.maximum({start}, chunk_lo)", f"tl.minimum({stop}, chunk_end)"
-    needed = mask + " k_pos" * (checked or around.alibi)
+    where = ""
+    if has_full:
+        where = "j >= body_end"
+        if seg.full_lo != seg.tile_lo:
+            where = f"(j < body_lo) | ({where})"
     return Loop(
         start=start,
         stop=stop,
-        stages="STAGES" if span.kind == "full" or seg.full_lo is None else "EDGE_STAGES",
-        comment=MEANING[span.kind] + (f": tests {'; '.join(said)}" if said else ""),
-        span=SpanPlan(mask=mask, needs_k_pos=bool(mask), overhangs=overhangs),
-        checked=checked,
-        keys=Box(seg, block).inside(needed) if seg.tiling.k_cuts else (),
+        comment=("edges test " if has_full else "tests ") + "; ".join(said or ["the last key"]),
+        mask=mask,
+        edge=where,
+        keys=Box(seg, block).inside(mask + " k_pos") if seg.tiling.k_cuts else (),
     )
+
+
+def _edge(spans: tuple[Span, ...]) -> Span:
+    """All that head, tail or tiles without a full part test, in one."""
+    tested = [s for s in spans if s.kind != "full"]
+    whole = next((s for s in tested if s.kind == "whole"), None)
+    tests = whole.tests if whole else tuple(dict.fromkeys(t for s in tested for t in s.tests))
+    return Span("whole", any(s.lower for s in tested), any(s.upper for s in tested), tests)
 
 
 def _side_by_side(parts: list[str]) -> list[str]:

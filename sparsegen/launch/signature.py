@@ -27,7 +27,6 @@ GENERAL_CONFIG: dict[str, Any] = {
     "BLOCK_M": 32,
     "BLOCK_N": 32,
     "STAGES": 2,
-    "EDGE_STAGES": 2,
     "num_warps": 4,
     "TMA": False,
     "HEAVY_FIRST": True,

@@ -34,23 +34,35 @@ def floor_div(a, b):
 
 
 @triton.jit
-def load_rows(base, desc, batch, head, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
-              BLOCK: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, OVERHANGS: tl.constexpr):
-    """[BLOCK, WIDTH] rows of one head from memory row `row`; columns FIRST_COL and on, of which COLS exist.
+def load_rows(base, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
+              BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """[BLOCK, WIDTH] query rows of one head from memory row `row`; columns FIRST_COL and on, of which COLS exist.
 
-    OVERHANGS: the tile may reach `row_end`; rows from there on read as 0.  A descriptor does so by itself.
+    Rows from `row_end` on read as 0.
+    """
+    rows = tl.arange(0, BLOCK)
+    cols = tl.arange(0, WIDTH)
+    pointers = base + row.to(tl.int64) * stride + FIRST_COL + rows[:, None] * stride + cols[None, :]
+    mask = (row + rows < row_end)[:, None]
+    if COLS < WIDTH:
+        mask = mask & (cols < COLS)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_keys(base, desc, batch, head, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
+              BLOCK: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr):
+    """[BLOCK, WIDTH] key or value rows of one head from memory row `row` < `row_end`; columns as in load_rows.
+
+    Rows from `row_end` on hold what a masked cell may: the last row again, or what a descriptor finds there.
     """
     if TMA:
         block = desc.load([batch, head, row, FIRST_COL]).reshape([BLOCK, WIDTH])
     else:
-        rows = tl.arange(0, BLOCK)
+        rows = tl.minimum(tl.arange(0, BLOCK), row_end - 1 - row)
         cols = tl.arange(0, WIDTH)
         pointers = base + row.to(tl.int64) * stride + FIRST_COL + rows[:, None] * stride + cols[None, :]
-        if OVERHANGS and COLS < WIDTH:
-            block = tl.load(pointers, mask=(row + rows < row_end)[:, None] & (cols < COLS)[None, :], other=0.0)
-        elif OVERHANGS:
-            block = tl.load(pointers, mask=(row + rows < row_end)[:, None], other=0.0)
-        elif COLS < WIDTH:
+        if COLS < WIDTH:
             block = tl.load(pointers, mask=(cols < COLS)[None, :], other=0.0)
         else:
             block = tl.load(pointers)
@@ -86,8 +98,7 @@ def attend_tile(
     KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
     batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):
     """One query tile of one head."""
     # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
@@ -122,7 +133,7 @@ def attend_tile(
     k_base = K + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     v_base = V + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
     q_base = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-    q0 = load_rows(q_base, None, b, h, row, q_len, stride_qs, 0, 32, BLOCK_M, 32, False, True)
+    q0 = load_rows(q_base, row, q_len, stride_qs, 0, 32, BLOCK_M, 32)
     m = tl.full([BLOCK_M], LOWEST, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc0 = tl.zeros([BLOCK_M, 32], tl.float32)
@@ -140,16 +151,16 @@ def attend_tile(
             key_block = tl.load(TABLE0 + entry - table0_row * 2)
             block_lo = tl.maximum(key_block * 16, lo)
             block_end = tl.where(key_block >= 0, tl.minimum(key_block * 16 + 16, end), block_lo)
-            for j in tl.range(block_lo, block_end, 16, num_stages=EDGE_STAGES):
+            for j in tl.range(block_lo, block_end, 16, num_stages=STAGES):
                 k_row = kv_row + (j - k_first).to(tl.int32)
                 k_pos = j + tl.arange(0, 16).to(POSITION)
-                k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, 16, 32, TMA and BLOCK_N == 16, True)
+                k0 = load_keys(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, 16, 32, TMA and BLOCK_N == 16)
                 s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
                 s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
                 s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
                 s = tl.where((((q_pos >> 4) == block_row)[:, None]) & ((k_pos[None, :] < block_end) & (k_pos[None, :] >= row_lo) & (k_pos[None, :] <= row_hi)), s, float("-inf"))
                 p, m, l, factor = online_softmax(s, m, l, 1.0)
-                v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, 16, 32, TMA and BLOCK_N == 16, True)
+                v0 = load_keys(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, 16, 32, TMA and BLOCK_N == 16)
                 acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
 
     else:  # -1 <= (q // 16) - (k // 16) <= 1
@@ -161,48 +172,17 @@ def attend_tile(
         body_lo = lo + tl.cdiv(tl.maximum(tl.maximum(16 * (q_last >> 4) - 16, k_first) - lo, 0), BLOCK_N) * BLOCK_N
         body_end = body_lo + tl.maximum(tl.minimum(16 * (q_first >> 4) + 31, k_last) + 1 - body_lo, 0) // BLOCK_N * BLOCK_N
         body_end = tl.where((end > lo), body_end, body_lo)
-        has_body = body_end > body_lo
-        for j in tl.range(lo, tl.where(has_body, body_lo, lo), BLOCK_N, num_stages=EDGE_STAGES):  # left edge: tests k >= row_lo
+        for j in tl.range(lo, end, BLOCK_N, num_stages=STAGES):  # edges test k >= row_lo; k <= row_hi
             k_row = kv_row + (j - k_first).to(tl.int32)
             k_pos = j + tl.arange(0, BLOCK_N).to(POSITION)
-            k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, BLOCK_N, 32, TMA, False)
+            k0 = load_keys(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, BLOCK_N, 32, TMA)
             s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
             s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
             s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
-            s = tl.where((k_pos[None, :] >= row_lo[:, None]), s, float("-inf"))
+            if (j < body_lo) | (j >= body_end):
+                s = tl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
             p, m, l, factor = online_softmax(s, m, l, 1.0)
-            v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, BLOCK_N, 32, TMA, False)
-            acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
-        for j in tl.range(body_lo, body_end, BLOCK_N, num_stages=STAGES):  # every cell is visible
-            k_row = kv_row + (j - k_first).to(tl.int32)
-            k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, BLOCK_N, 32, TMA, False)
-            s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-            s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
-            s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
-            p, m, l, factor = online_softmax(s, m, l, 1.0)
-            v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, BLOCK_N, 32, TMA, False)
-            acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
-        for j in tl.range(tl.where(has_body, body_end, end), end, BLOCK_N, num_stages=EDGE_STAGES):  # right edge: tests k <= row_hi
-            k_row = kv_row + (j - k_first).to(tl.int32)
-            k_pos = j + tl.arange(0, BLOCK_N).to(POSITION)
-            k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, BLOCK_N, 32, TMA, True)
-            s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-            s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
-            s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
-            s = tl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
-            p, m, l, factor = online_softmax(s, m, l, 1.0)
-            v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, BLOCK_N, 32, TMA, True)
-            acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
-        for j in tl.range(tl.where(has_body, end, lo), end, BLOCK_N, num_stages=EDGE_STAGES):  # no full part: tests k >= row_lo; k <= row_hi
-            k_row = kv_row + (j - k_first).to(tl.int32)
-            k_pos = j + tl.arange(0, BLOCK_N).to(POSITION)
-            k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 32, BLOCK_N, 32, TMA, True)
-            s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-            s = s * (scale * (2.0 / SOFTCAP))  # softcap * tanh(x / softcap), by way of exp2, then log2 units
-            s = (SOFTCAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(s * LOG2E) + 1.0))
-            s = tl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
-            p, m, l, factor = online_softmax(s, m, l, 1.0)
-            v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, BLOCK_N, 32, TMA, True)
+            v0 = load_keys(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 32, BLOCK_N, 32, TMA)
             acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
 
     # ---- finish ----
@@ -227,8 +207,7 @@ def attend_forward(
     KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
     batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):
     """Grid: `tiles` programs per head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
@@ -240,7 +219,7 @@ def attend_forward(
                 stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
                 KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
                 batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
-                BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+                BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
             )
     else:
         attend_tile(
@@ -249,5 +228,5 @@ def attend_forward(
             stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
             KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
             batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, TABLE0, table0_row,
-            BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+            BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
         )

@@ -113,7 +113,6 @@ def _knobs() -> list[Case]:
         {"GROUP_HEADS": 1},
         {"GROUP_HEADS": 16},
         {"STAGES": 3},
-        {"EDGE_STAGES": 3},
         {"BLOCK_M": 128, "num_warps": 8},
         {"BLOCK_N": 32},
         {"BLOCK_N": 128},
