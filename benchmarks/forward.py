@@ -221,7 +221,21 @@ def _one(
         f"  floor {floor[worst]:.1f} us ({worst}): {floor[worst] / own:.2f} of it reached",
         flush=True,
     )
+    if made.name.endswith("_32k") and not any(n.grid() for _, n in made.pattern.nodes()):
+        row["longer"] = _longer(made, kernel, clock, own)
     return row
+
+
+def _longer(made: Contender, kernel: Any, clock: CudaClock, own_us: float) -> dict[str, Any]:
+    """The same kernel at four times the length: how its time grows with the visible cells."""
+    length = 4 * made.length
+    launch = made.launcher(kernel, *made.tensors(length, length))
+    us = statistics.median(clock.times_us(launch, 6, 60))
+    visible = cells(next(iter(made.schedules.values())), length, length)
+    by_cells = math.log(us / own_us) / math.log(visible / made.cells)
+    by_length = math.log(us / own_us, 4)
+    print(f"  at {length}: {us:.1f} us, cells^{by_cells:.2f}, length^{by_length:.2f}", flush=True)
+    return {"length": length, "us": us, "cells": visible, "exponent": by_length}
 
 
 def _now() -> str:
