@@ -18,7 +18,22 @@ def sizes(seg: Segment) -> list[str]:
     return [f"y{t}_size" if size.terms else str(size.const) for t, size in enumerate(sizes)]
 
 
+def descriptor_of(seg: Segment) -> tuple[int, int] | None:
+    """(period, group) of the tensor descriptor that loads the segment's keys, where one can.
+
+    It takes ``group`` neighbouring keys of every ``period``: (1, 1) a run, (128, 1) one residue class, (128, 8) eight
+    of every 128.  None: keys are gathered by pointers.
+    """
+    if not seg.tiling.k_cuts:
+        return 1, 1
+    if len(seg.tiling.k_cuts) > 1:
+        return None
+    (size,) = sizes(seg)
+    return (seg.tiling.k_cuts[0], int(size)) if size.isdigit() and 16 % int(size) == 0 else None
+
+
 def product(sizes: Iterable[str]) -> str:
+    """Sizes multiplied, as text."""
     kept = [s for s in sizes if s != "1"]
     return f"({' * '.join(kept)})" if len(kept) > 1 else (kept or ["1"])[0]
 
@@ -64,6 +79,13 @@ class Box:
             return f"y{t}"
         lo = self.seg.inner[t][0]
         return f"y{t}_first" if lo.terms else str(lo.const)
+
+    @property
+    def corner(self) -> tuple[str, str]:
+        """Where a key tile starts in the view [..., length / period, period, columns] of the keys."""
+        (cut,) = self.seg.tiling.k_cuts
+        top = f"y1_first + j{_over(self.sizes)} - {text.floor_by('k_first', cut)}"
+        return f"({top}).to(tl.int32)", self.first(0)
 
     def before(self) -> tuple[str, ...]:
         """Lines before the loops: the first digits of the box and its sizes, where they are no numbers."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sparsegen.codegen.entries import descriptor_of
 from sparsegen.schedule.tree import IDENTITY, HeadClass, Schedule, Sweep
 
 Heads = tuple[tuple[int, int], ...]
@@ -31,7 +32,9 @@ class Grid:
     combine: bool = False
     heads: Heads | None = None  # inclusive ranges of the query heads that take part; None: all do
     all_but: bool = False  # ``heads`` are those that do not
-    gathers: bool = False  # no segment has a run of keys, which is what tensor descriptors load
+    described: tuple[
+        tuple[int, int], ...
+    ] = ()  # keys that tensor descriptors load: see ``entries.descriptor_of``
 
     def heads_of(self, heads: int) -> int:
         """How many of the query heads take part."""
@@ -113,10 +116,11 @@ def launches_of(schedule: Schedule) -> tuple[Launch, ...]:
                 groups.setdefault(Grid(), []).append((cls, Sweep(IDENTITY, ())))
         for grid, parts in groups.items():
             took = [cls for cls, _ in parts]
-            grid = replace(_of_heads(grid, classes, took), gathers=_gathers(parts))
+            grid = replace(_of_heads(grid, classes, took), described=_described(parts))
             out.append(Launch(grid, place > 0, tuple(parts)))
             if grid.split:
-                out.append(Launch(replace(grid, split=False, combine=True), True, tuple(parts)))
+                joins = replace(grid, split=False, combine=True, described=())
+                out.append(Launch(joins, True, tuple(parts)))
     return tuple(out)
 
 
@@ -124,8 +128,9 @@ def _grid(sweep: Sweep) -> Grid:
     return Grid(sweep.tiling.q_cuts, sweep.tiling.extent, sweep.rows, sweep.split)
 
 
-def _gathers(parts: list[tuple[HeadClass, Sweep]]) -> bool:
-    return all(seg.tiling.k_cuts for _, sweep in parts for seg in sweep.segments)
+def _described(parts: list[tuple[HeadClass, Sweep]]) -> tuple[tuple[int, int], ...]:
+    found = {descriptor_of(seg) for _, sweep in parts for seg in sweep.segments}
+    return tuple(sorted(x for x in found if x is not None))
 
 
 def _of_heads(grid: Grid, classes: list[HeadClass], took: list[HeadClass]) -> Grid:

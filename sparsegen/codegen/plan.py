@@ -75,6 +75,12 @@ class SegmentPlan:
     body_holds: str
     block: str
     tma: str
+    descriptor: (
+        str  # name of what loads its keys, without the tensor's letter; "" where they are gathered
+    )
+    corner: tuple[
+        str, ...
+    ]  # a box that a descriptor loads: top and low digit that a key tile starts at
     loop: Loop
     box_lines: tuple[str, ...]  # set the first digits and the sizes of a box; () for a run of keys
     table: WalkPlan | None
@@ -149,7 +155,9 @@ class ForwardPlan:
     gathers: bool  # some rows of queries or keys are gathered
     most_chunks: int  # of a split launch
     parameters: tuple[str, ...]
-    types: tuple[str, ...]  # of the parameters: dtype pointers, "stride", i32, i64, fp32, "desc:k0"
+    types: tuple[
+        str, ...
+    ]  # of the parameters: dtype pointers, "stride", i32, i64, fp32, "desc:128:8:64"
     constexprs: tuple[str, ...]  # of the kernel, after the parameters
     parameter_lines: tuple[
         str, ...

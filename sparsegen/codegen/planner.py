@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from sparsegen.codegen.grids import MOST_CHUNKS, Grid, Launch, launches_of
 from sparsegen.codegen.plan import Chunk, ClassPlan, ForwardPlan, LaunchPlan, SplitPlan, Table
 from sparsegen.codegen.rows import rows_plan, varying
-from sparsegen.codegen.segments import Around, segment_plan, symbols
+from sparsegen.codegen.segments import Around, descriptor_name, segment_plan, symbols
 from sparsegen.codegen.terms import Terms, tables_of
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule.tree import HeadClass, Schedule, Sweep
@@ -53,7 +53,8 @@ def make_plan(
     # the softmax takes its maximum before scaling, which needs a positive scale
     prescaled = pattern.alibi or (pattern.scale is not None and pattern.scale <= 0)
     qk, v = chunks(problem.head_dim), chunks(problem.value_dim)
-    parameters, types = zip(*_parameters(pattern, qk, v, tables, splits))
+    described = sorted({x for launch in launches for x in launch.grid.described})
+    parameters, types = zip(*_parameters(pattern, qk, v, tables, splits, described))
     constexprs = (*(k for k in knobs if k != "PERSISTENT"), "WIDE")
     which = ("SWEEP",) if len(launches) > 1 else ()
     return ForwardPlan(
@@ -104,13 +105,16 @@ def _parameters(
     v: tuple[Chunk, ...],
     tables: tuple[Table, ...],
     splits: bool,
+    described: Iterable[tuple[int, int]],
 ) -> list[tuple[str, str]]:
     """(name, type) of every run-time argument, in order; ``launch`` packs by name."""
     out = [("Q", "*data"), ("K", "*data"), ("V", "*data"), ("OUT", "*data"), ("LSE", "*fp32")]
     if splits:
         out += [("PARTIAL_OUT", "*fp32"), ("PARTIAL_LSE", "*fp32")]
-    out += [(f"K_DESC{c.index}", f"desc:{c.width}") for c in qk]
-    out += [(f"V_DESC{c.index}", f"desc:{c.width}") for c in v]
+    for period, group in described:
+        for t, columns in (("K", qk), ("V", v)):
+            name = descriptor_name(t, (period, group))
+            out += [(f"{name}{c.index}", f"desc:{period}:{group}:{c.width}") for c in columns]
     out += [(f"stride_{t}{axis}", "stride") for t in "qkvo" for axis in "bhs"]
     out += [(name, "*i32") for name in ("Q_LENGTHS", "KV_STARTS", "KV_LENGTHS")]
     out += [(name, "i32") for name in ("has_q_lengths", "has_kv_starts", "has_kv_lengths")]

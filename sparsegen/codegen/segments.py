@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsegen.codegen import text
-from sparsegen.codegen.entries import Box, product, sizes
+from sparsegen.codegen.entries import Box, descriptor_of, product, sizes
 from sparsegen.codegen.plan import Loop, SegmentPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
@@ -38,6 +38,7 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
     holds = " & ".join(f"({t})" for t in live)
     guards = [" | ".join(f"({text.form(f)} >= 0)" for f in any_of) for any_of in seg.guards]
     lo, end, body_lo, body_end = _borders(seg, holds, block, full_lo)
+    described = descriptor_of(seg)
     return SegmentPlan(
         name=seg.name,
         comment=str(seg.branch),
@@ -54,10 +55,19 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
         block=block,
         # the descriptors' boxes have BLOCK_N rows
         tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
+        descriptor=descriptor_name("", described) if described else "",
+        corner=Box(seg, block).corner if described and seg.tiling.k_cuts else (),
         loop=_loop(seg, full_lo is not None, walk, around),
         box_lines=Box(seg, block).before() if seg.tiling.k_cuts else (),
         table=walk,
     )
+
+
+def descriptor_name(tensor: str, described: tuple[int, int]) -> str:
+    """Name of the descriptors of a tensor, before the number of their column chunk."""
+    period, group = described
+    kind = "DESC" if period == 1 else f"EVERY{period}_" if group == 1 else f"{group}OF{period}_"
+    return f"{tensor}_{kind}"
 
 
 def symbols(seg: Segment) -> frozenset[str]:

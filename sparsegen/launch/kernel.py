@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 STRIDE_LIMIT = 1 << 23  # elements; 128 rows of a tile then stay inside 32 bits
 _ALIGNED = "pointers on 16 bytes, strides multiples of 8 elements, those of rows below 2^23, positions within 32-bit arithmetic"
 VARIANT_GUARDS = {
-    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths",
+    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths; "
+    "where every p-th key or group of keys is loaded by TMA, whole periods p of keys, k_start a multiple of p, no kv_starts",
     sig.POINTERS: _ALIGNED,
     sig.GENERAL: "always",
 }
@@ -121,7 +122,7 @@ class _Step:
 
     run: Callable[[int, tuple[Any, ...]], None]
     programs: int
-    boxes: bool  # takes descriptors
+    boxes: tuple[bool, ...]  # which descriptors it takes
     rest: tuple[Any, ...]  # the arguments after them
 
 
@@ -141,7 +142,7 @@ class Launch:
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
         self._tma = bool(kernel.config["TMA"])
-        boxes = aligned and self._tma and _describable(strides, k.shape[2], call)
+        boxes = aligned and self._tma and _describable(kernel.source, strides, k.shape[2], call)
         # in the order in which they are preferred; misaligned addresses leave the last one alone
         self._holding = tuple(
             name
@@ -183,7 +184,7 @@ class Launch:
             self._boxes = self._boxes or _boxes(self._kernel, k, v)
             descriptors = [box.around(k if box.of_keys else v) for box in self._boxes]
         for step in steps:
-            given = descriptors if step.boxes else self._no_descriptors
+            given = [d if used else None for d, used in zip(descriptors, step.boxes)]
             step.run(step.programs, (*addresses, *given, *step.rest))
         return chosen
 
@@ -198,7 +199,9 @@ class Launch:
             if loaded.persistent:
                 programs = min(programs, loaded.resident)
             if programs:
-                boxes = sig.takes_descriptors(source, config, variant, i)
+                fixed = sig.constants(source, config, variant, i)
+                names = [n for n, kind in source.parameters if kind.startswith("desc:")]
+                boxes = tuple(n not in fixed for n in names)
                 steps.append(_Step(loaded.run, programs, boxes, (*rest, *loaded.constants)))
         return tuple(steps)
 
@@ -209,10 +212,14 @@ class _Box:
     The first one is made, and checked, by Triton's own constructor; the others differ in the address alone.
     """
 
-    def __init__(self, t: Any, rows: int, width: int, of_keys: bool):
+    def __init__(self, t: Any, period: int, block: list[int], of_keys: bool):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
-        made = TensorDescriptor(t, list(t.shape), [*strides_of(t), 1], [1, 1, rows, width])
+        shape, strides = list(t.shape), [*strides_of(t), 1]
+        if period > 1:  # rows as [periods, row in it]; the guard says that they are whole periods
+            shape[2:3] = [shape[2] // period, period]
+            strides[2:3] = [strides[2] * period, strides[2]]
+        made = TensorDescriptor(t, shape, strides, block)
         self._type, self._fields = (
             TensorDescriptor,
             {n: x for n, x in vars(made).items() if n != "base"},
@@ -236,8 +243,15 @@ def _aligned(strides: list[tuple[int, int, int]]) -> bool:
     return all(r < STRIDE_LIMIT and max(b, h) < 1 << 31 for b, h, r in strides)
 
 
-def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) -> bool:
+def _describable(
+    source: KernelSource, strides: list[tuple[int, int, int]], kv_rows: int, call: Call
+) -> bool:
     """Whether descriptors can describe the keys and values, and read nothing beyond the last valid key."""
+    periods = [period for grid in source.grids for period, _ in grid.described if period > 1]
+    if any(kv_rows % p or call.k_start % p for p in periods):
+        return False
+    if periods and call.kv_starts is not None:
+        return False
     return (
         kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
     )
@@ -246,9 +260,9 @@ def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) 
 def _boxes(kernel: Kernel, k: Any, v: Any) -> tuple[_Box, ...]:
     rows = int(kernel.config["BLOCK_N"])
     return tuple(
-        _Box(k if name[0] == "K" else v, rows, int(kind[5:]), name[0] == "K")
+        _Box(k if name[0] == "K" else v, found[0], sig.block_of(kind, rows), name[0] == "K")
         for name, kind in kernel.source.parameters
-        if kind.startswith("desc:")
+        if (found := sig.described(kind)) is not None
     )
 
 

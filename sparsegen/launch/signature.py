@@ -62,7 +62,23 @@ def takes_descriptors(
 ) -> bool:
     """Whether a launch loads keys through tensor descriptors."""
     chosen = variant_config(source, config, variant)
-    return bool(chosen["TMA"]) and not source.grids[launch].gathers
+    return bool(chosen["TMA"]) and bool(source.grids[launch].described)
+
+
+def described(kind: str) -> tuple[int, int, int] | None:
+    """(period, group, columns) of a descriptor parameter's type, None for any other."""
+    if not kind.startswith("desc:"):
+        return None
+    period, group, columns = map(int, kind.split(":")[1:])
+    return period, group, columns
+
+
+def block_of(kind: str, block_n: int) -> list[int]:
+    """What a descriptor of this type loads at once: [1, 1, keys, columns], or [1, 1, periods, group, columns]."""
+    found = described(kind)
+    assert found is not None, kind
+    period, group, columns = found
+    return [1, 1, block_n, columns] if period == 1 else [1, 1, block_n // group, group, columns]
 
 
 def constants(
@@ -75,8 +91,11 @@ def constants(
     values["TMA"] = takes_descriptors(source, config, variant, launch)
     if len(source.grids) > 1:
         values["SWEEP"] = launch
-    if not values["TMA"]:
-        values |= {name: None for name, kind in source.parameters if kind.startswith("desc:")}
+    used = source.grids[launch].described if values["TMA"] else ()
+    for name, kind in source.parameters:
+        found = described(kind)
+        if found is not None and found[:2] not in used:
+            values[name] = None
     return values
 
 
@@ -91,8 +110,8 @@ def signature(
         if name in fixed:
             out[name] = "constexpr"
         elif kind.startswith("desc:"):
-            rows = config["BLOCK_N"]
-            out[name] = f"tensordesc<{dtype}[1, 1, {rows}, {kind.removeprefix('desc:')}]>"
+            block = block_of(kind, int(config["BLOCK_N"]))
+            out[name] = f"tensordesc<{dtype}[{', '.join(map(str, block))}]>"
         elif kind == "stride":
             out[name] = "i64" if variant == GENERAL else "i32"
         else:

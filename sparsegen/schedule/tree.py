@@ -147,7 +147,9 @@ class Segment:
         tuple[Lin, ...], ...
     ]  # full part exists only where in every tuple some form is >= 0
     spans: tuple[Span, ...]
-    inner: tuple[tuple[Lin, Lin], ...] = ()  # first and last digit on every lower key axis, one pair a key cut;
+    inner: tuple[
+        tuple[Lin, Lin], ...
+    ] = ()  # first and last digit on every lower key axis, one pair a key cut;
     # the box is empty where a first exceeds its last
     width: int | None = (
         None  # most keys that tile_lo..tile_hi can hold on any tile, where that is a constant
