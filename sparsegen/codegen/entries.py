@@ -19,6 +19,7 @@ def sizes(seg: Segment) -> list[str]:
 
 
 def product(sizes: Iterable[str]) -> str:
+    """Sizes multiplied, as an operand."""
     kept = [s for s in sizes if s != "1"]
     return f"({' * '.join(kept)})" if len(kept) > 1 else (kept or ["1"])[0]
 

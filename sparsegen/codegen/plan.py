@@ -50,7 +50,7 @@ class Loop:
     stages: str
     comment: str
     span: SpanPlan
-    checked: bool  # an entry of a box may be no key of the call
+    there: str  # entries of a box that are keys of the call; "" where all are
     keys: tuple[str, ...]  # set the keys of a tile of entries of a box
 
 

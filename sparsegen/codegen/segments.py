@@ -9,7 +9,7 @@ from sparsegen.codegen.entries import Box, product, sizes
 from sparsegen.codegen.plan import Loop, SegmentPlan, SpanPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
-from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span
+from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span, Test
 
 NARROW = 64  # a segment that never shows more keys than this has a key tile of its own size
 MEANING = {
@@ -160,7 +160,8 @@ def _loop(
     seg: Segment, span: Span, start: str, stop: str, walk: WalkPlan | None, around: Around
 ) -> Loop:
     """One loop; of a split sweep only the part of it that lies in the program's chunk."""
-    overhangs, checked = span.kind in ("tail", "whole"), span.kind != "full"
+    overhangs = span.kind in ("tail", "whole")
+    there = _there(span, overhangs) if seg.tiling.k_cuts else ""
     block = _key_block(seg, walk)[0]
     parts, said = _tests(seg, span, walk, around)
     if overhangs and not span.upper and walk is None:
@@ -170,16 +171,30 @@ def _loop(
     mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
     if around.split:
         start, stop = f"tl.maximum({start}, chunk_lo)", f"tl.minimum({stop}, chunk_end)"
-    needed = mask + " k_pos" * (checked or around.alibi)
+    needed = mask + there + " k_pos" * around.alibi
     return Loop(
         start=start,
         stop=stop,
         stages="STAGES" if span.kind == "full" or seg.full_lo is None else "EDGE_STAGES",
         comment=MEANING[span.kind] + (f": tests {'; '.join(said)}" if said else ""),
         span=SpanPlan(mask=mask, needs_k_pos=bool(mask), overhangs=overhangs),
-        checked=checked,
+        there=there,
         keys=Box(seg, block).inside(needed) if seg.tiling.k_cuts else (),
     )
+
+
+def _there(span: Span, overhangs: bool) -> str:
+    """Which keys of a box are keys of the call, as far as the box does not say so: then ``tests`` do."""
+    tested = frozenset().union(*map(_symbols_of, span.tests))
+    parts = ["(k_pos >= k_first)"] if "k_first" in tested else []
+    parts += ["(k_pos <= k_last)"] if overhangs or "k_last" in tested else []
+    return " & ".join(parts)
+
+
+def _symbols_of(test: Test) -> frozenset[str]:
+    if isinstance(test, Range):
+        return variables(test.lin)
+    return frozenset().union(*(variables(r.lin) for cube in test.cubes for r in cube))
 
 
 def _side_by_side(parts: list[str]) -> list[str]:
