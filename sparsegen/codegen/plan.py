@@ -41,6 +41,7 @@ class Loop:
     comment: str
     mask: str  # cells that are visible
     edge: str  # which tiles test them; "" where all do
+    there: str  # entries of a box that are keys of the call
     keys: tuple[str, ...]  # set the keys of a tile of entries of a box
 
 

@@ -9,7 +9,7 @@ from sparsegen.codegen.entries import Box, descriptor_of, product, sizes
 from sparsegen.codegen.plan import Loop, SegmentPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
-from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span
+from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span, Test
 
 NARROW = 64  # a segment that never shows more keys than this has a key tile of its own size
 
@@ -155,6 +155,7 @@ def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -
     mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
     if around.split:
         start, stop = f"tl.maximum({start}, chunk_lo)", f"tl.minimum({stop}, chunk_end)"
+    there = _there(edge) if seg.tiling.k_cuts else ""
     where = ""
     if has_full:
         where = "j >= body_end"
@@ -166,7 +167,8 @@ def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -
         comment=("edges test " if has_full else "tests ") + "; ".join(said or ["the last key"]),
         mask=mask,
         edge=where,
-        keys=Box(seg, block).inside(mask + " k_pos") if seg.tiling.k_cuts else (),
+        there=there,
+        keys=Box(seg, block).inside(f"{mask} {there}") if seg.tiling.k_cuts else (),
     )
 
 
@@ -176,6 +178,19 @@ def _edge(spans: tuple[Span, ...]) -> Span:
     whole = next((s for s in tested if s.kind == "whole"), None)
     tests = whole.tests if whole else tuple(dict.fromkeys(t for s in tested for t in s.tests))
     return Span("whole", any(s.lower for s in tested), any(s.upper for s in tested), tests)
+
+
+def _there(edge: Span) -> str:
+    """Which keys of a box are keys of the call: what neither the box says nor its last tile needs is left out."""
+    tested = frozenset().union(*map(_symbols_of, edge.tests))
+    first = "(k_pos >= k_first) & " if "k_first" in tested else ""
+    return f"{first}(k_pos <= k_last)"
+
+
+def _symbols_of(test: Test) -> frozenset[str]:
+    if isinstance(test, Range):
+        return variables(test.lin)
+    return frozenset().union(*(variables(r.lin) for cube in test.cubes for r in cube))
 
 
 def _side_by_side(parts: list[str]) -> list[str]:

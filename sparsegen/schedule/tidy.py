@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from sparsegen.schedule.forms import Env, Floor, Lin, Pick, Prod, floor_, product, size
 from sparsegen.schedule.intervals import bounds, ordered, pick, pick_args
 
+LONGEST_PROOF = 100  # operations; picks of longer forms are not taken apart, which doubles with every one of them
+
 
 def effort(lin: Lin) -> int:
     """What a form costs to compute, roughly: operations, and more for floors by other than powers of two."""
@@ -26,6 +28,8 @@ def least(form: Lin | int, symbols: Env) -> int:
     """A bound below all values of a form in symbols."""
     if not isinstance(form, Lin):
         return form
+    if size(form) > LONGEST_PROOF:
+        return int(bounds(form, symbols)[0])
     found = [int(bounds(x, symbols)[0]) for x in (form, ordered(form), *_joined_floors(form))]
     for g, c in form.terms:
         if isinstance(g, Pick):  # rest - min(a, b) is the greater of rest - a and rest - b

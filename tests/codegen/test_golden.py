@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedules import made
 
 from sparsegen.artifact.build import ask
 from sparsegen.artifact.compiler import Compiler
@@ -59,7 +60,13 @@ PATTERNS: dict[str, tuple[dict[str, Any], Problem]] = {
 }  # fmt: skip
 
 
+# and a schedule written by hand: a window, then a chained sweep over residue classes
+KERNELS = [*PATTERNS, "strided"]
+
+
 def rendered(name: str) -> KernelSource:
+    if name == "strided":
+        return render(*made("strided"), Problem(head_dim=64))
     data, problem = PATTERNS[name]
     pattern = Pattern.from_dict({"name": name, **data})
     return render(pattern, build(pattern, problem), problem)
@@ -86,14 +93,14 @@ def update(request: pytest.FixtureRequest) -> bool:
 
 
 # ---------------------------------------------------------------------- kernels
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernel(name: str, update: bool) -> None:
     same_as_golden(GOLDEN / f"{name}.forward.py", rendered(name).text, update)
 
 
 def test_no_golden_is_left_behind() -> None:
     kept = {p.name.removesuffix(".forward.py") for p in GOLDEN.glob("*.forward.py")}
-    assert kept == set(PATTERNS)
+    assert kept == set(KERNELS)
 
 
 @pytest.mark.skipif(find_spec("ruff") is None, reason="needs ruff (the test extra has it)")
@@ -109,7 +116,7 @@ def test_goldens_are_clean_code(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_golden_mentions_every_declared_knob(name: str) -> None:
     """A knob that no kernel reads would be searched for nothing."""
     tree = ast.parse((GOLDEN / f"{name}.forward.py").read_text(encoding="utf-8"))
@@ -143,6 +150,11 @@ def test_every_shipped_pattern_renders(name: str) -> None:
     assert len(calls) == 2
     for call in calls:
         assert [a.id for a in call.args[1:]] == inner[1:]
+    for call in ast.walk(functions["attend_tile"]):
+        name = getattr(getattr(call, "func", None), "id", "")
+        if name.startswith(("sweep", "combine")):
+            taken = [a.arg for a in functions[name].args.args]
+            assert [a.id for a in call.args] == taken == [n for n in inner if n != "SWEEP"]
     lines = source.text.splitlines()
     assert not [i for i, line in enumerate(lines) if "\t" in line or line != line.rstrip()]
     assert "\n\n\n\n" not in source.text and source.text.endswith("\n")

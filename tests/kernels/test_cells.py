@@ -81,9 +81,11 @@ def test_heads_of_their_own(counted: list[int]) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_patterns(name: str, counted: list[int]) -> None:
-    """The schedule that is chosen, and the others that are measured."""
+    """The schedule that is chosen, and the others that are measured; of large grids, most of whose tiles a short call
+    leaves empty, the chosen one alone."""
     pattern = replace(Pattern.from_yaml(name), alibi=False, sink_logits=False, null_key=False)
-    for candidate in candidates(pattern):
+    large = any(node.grid() is not None for _, node in pattern.nodes())
+    for candidate in candidates(pattern)[: 1 if large else None]:
         schedule = candidate.schedule
         if any(s.table for c in schedule.classes for w in c.sweeps for s in w.segments):
             continue  # how many blocks of a table fall to a tile is drawn

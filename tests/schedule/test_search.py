@@ -283,12 +283,24 @@ def test_drawn_blocks_keep_their_walk_beside_other_tilings() -> None:
         assert tables and all(s.tiling == IDENTITY for s in tables)
 
 
-def test_the_search_has_an_end() -> None:
-    """Five strides that divide nothing: the budget ends it, and the best way so far is right."""
-    text = "k <= q and (" + " or ".join(f"(q - k) % {m} == 0" for m in (5, 6, 7, 8, 9)) + ")"
+STUBBORN = (
+    # strides of which none divides another
+    "k <= q and (" + " or ".join(f"(q - k) % {m} == 0" for m in (5, 6, 7, 8, 9)) + ")",
+    # two spaces whose digits have nothing in common
+    "(k // 2) % 16 == 2"
+    " or (abs(q // 20 - k // 20) <= 1 and abs(q // 5 % 4 - k // 5 % 4) <= 2"
+    " and abs(q % 5 - k % 5) <= 3)"
+    " or (abs(q // 48 - k // 48) <= 1 and abs(q // 12 % 4 - k // 12 % 4) <= 2"
+    " and abs(q % 12 - k % 12) <= 3)",
+)
+
+
+@pytest.mark.parametrize("text", STUBBORN)
+def test_the_search_has_an_end(text: str) -> None:
+    """The budget ends it, and the best way so far is right."""
     start = time.process_time()
     found = candidates([(None, mask(text))])
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 8  # 1 to 3 on a machine with nothing else to do
     assert any(re.search("budget", note) for note in found[0].schedule.notes)
     for c in found:
         verify_exprs(c.schedule, [(None, mask(text))], ((64, 64), (29, 53)), ((16, 16),))
