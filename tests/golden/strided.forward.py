@@ -39,23 +39,35 @@ def floor_div(a, b):
 
 
 @triton.jit
-def load_rows(base, desc, batch, head, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
-              BLOCK: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, OVERHANGS: tl.constexpr):
-    """[BLOCK, WIDTH] rows of one head from memory row `row`; columns FIRST_COL and on, of which COLS exist.
+def load_rows(base, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
+              BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """[BLOCK, WIDTH] query rows of one head from memory row `row`; columns FIRST_COL and on, of which COLS exist.
 
-    OVERHANGS: the tile may reach `row_end`; rows from there on read as 0.  A descriptor does so by itself.
+    Rows from `row_end` on read as 0.
+    """
+    rows = tl.arange(0, BLOCK)
+    cols = tl.arange(0, WIDTH)
+    pointers = base + row.to(tl.int64) * stride + FIRST_COL + rows[:, None] * stride + cols[None, :]
+    mask = (row + rows < row_end)[:, None]
+    if COLS < WIDTH:
+        mask = mask & (cols < COLS)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_keys(base, desc, batch, head, row, row_end, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
+              BLOCK: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr):
+    """[BLOCK, WIDTH] key or value rows of one head from memory row `row` < `row_end`; columns as in load_rows.
+
+    Rows from `row_end` on hold what a masked cell may: the last row again, or what a descriptor finds there.
     """
     if TMA:
         block = desc.load([batch, head, row, FIRST_COL]).reshape([BLOCK, WIDTH])
     else:
-        rows = tl.arange(0, BLOCK)
+        rows = tl.minimum(tl.arange(0, BLOCK), row_end - 1 - row)
         cols = tl.arange(0, WIDTH)
         pointers = base + row.to(tl.int64) * stride + FIRST_COL + rows[:, None] * stride + cols[None, :]
-        if OVERHANGS and COLS < WIDTH:
-            block = tl.load(pointers, mask=(row + rows < row_end)[:, None] & (cols < COLS)[None, :], other=0.0)
-        elif OVERHANGS:
-            block = tl.load(pointers, mask=(row + rows < row_end)[:, None], other=0.0)
-        elif COLS < WIDTH:
+        if COLS < WIDTH:
             block = tl.load(pointers, mask=(cols < COLS)[None, :], other=0.0)
         else:
             block = tl.load(pointers)
@@ -64,21 +76,29 @@ def load_rows(base, desc, batch, head, row, row_end, stride, FIRST_COL: tl.const
 
 @triton.jit
 def gather_rows(base, first, rows, there, stride, FIRST_COL: tl.constexpr, COLS: tl.constexpr,
-                WIDTH: tl.constexpr, CHECKED: tl.constexpr):
+                WIDTH: tl.constexpr):
     """[M, WIDTH] rows of one head from memory rows `first` + `rows` [M] (64 bits); columns as in load_rows.
 
-    CHECKED: rows that are not `there` [M] read as 0 and touch no memory.
+    Rows that are not `there` [M] read as 0 and touch no memory.
     """
     cols = tl.arange(0, WIDTH)
     pointers = base + first * stride.to(tl.int64) + FIRST_COL + rows[:, None] * stride + cols[None, :]
-    if CHECKED and COLS < WIDTH:
-        block = tl.load(pointers, mask=there[:, None] & (cols < COLS)[None, :], other=0.0)
-    elif CHECKED:
-        block = tl.load(pointers, mask=there[:, None], other=0.0)
-    elif COLS < WIDTH:
-        block = tl.load(pointers, mask=(cols < COLS)[None, :], other=0.0)
+    mask = there[:, None]
+    if COLS < WIDTH:
+        mask = mask & (cols < COLS)[None, :]
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def load_groups(base, desc, batch, head, top, low, first, rows, there, stride, FIRST_COL: tl.constexpr,
+                COLS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr):
+    """[BLOCK, WIDTH] key or value rows that are equally many of every period: digits from (`top`, `low`) on, in a
+    descriptor of the view [batch, head, period, row in it, column]; without one by gather_rows.
+    """
+    if TMA:
+        block = desc.load([batch, head, top, low, FIRST_COL]).reshape([BLOCK, WIDTH])
     else:
-        block = tl.load(pointers)
+        block = gather_rows(base, first, rows, there, stride, FIRST_COL, COLS, WIDTH)
     return block
 
 
@@ -94,13 +114,12 @@ def online_softmax(s, m, l, scale):
 @triton.jit
 def sweep0(
     program,
-    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):
     """One query tile of one head."""
     # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
@@ -135,7 +154,7 @@ def sweep0(
     k_base = K + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     v_base = V + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
     q_base = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-    q0 = load_rows(q_base, None, b, h, row, q_len, stride_qs, 0, 64, BLOCK_M, 64, False, True)
+    q0 = load_rows(q_base, row, q_len, stride_qs, 0, 64, BLOCK_M, 64)
     m = tl.full([BLOCK_M], LOWEST, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)
     acc0 = tl.zeros([BLOCK_M, 64], tl.float32)
@@ -145,14 +164,14 @@ def sweep0(
     row_hi = tl.minimum(k_last, q_pos)
     lo = tl.maximum(k_first, q_first - 7)
     end = tl.where((live_rows > 0), tl.minimum(k_last, q_last) + 1, lo)
-    for j in tl.range(lo, end, BLOCK_N, num_stages=STAGES):  # no full part: tests k >= row_lo; k <= row_hi
+    for j in tl.range(lo, end, BLOCK_N, num_stages=STAGES):  # tests k >= row_lo; k <= row_hi
         k_row = kv_row + (j - k_first).to(tl.int32)
         k_pos = j + tl.arange(0, BLOCK_N).to(POSITION)
-        k0 = load_rows(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 64, BLOCK_N, 64, TMA, True)
+        k0 = load_keys(k_base, K_DESC0, b, h_kv, k_row, row_end, stride_ks, 0, 64, BLOCK_N, 64, TMA)
         s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
         s = tl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
         p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
-        v0 = load_rows(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 64, BLOCK_N, 64, TMA, True)
+        v0 = load_keys(v_base, V_DESC0, b, h_kv, k_row, row_end, stride_vs, 0, 64, BLOCK_N, 64, TMA)
         acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
 
     # ---- finish ----
@@ -173,13 +192,12 @@ def sweep0(
 @triton.jit
 def sweep1(
     program,
-    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
 ):
     """One query tile of one head: takes OUT and LSE up from the launch before."""
     # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
@@ -223,7 +241,7 @@ def sweep1(
     k_base = K + b.to(tl.int64) * stride_kb + h_kv.to(tl.int64) * stride_kh
     v_base = V + b.to(tl.int64) * stride_vb + h_kv.to(tl.int64) * stride_vh
     q_base = Q + b.to(tl.int64) * stride_qb + h.to(tl.int64) * stride_qh
-    q0 = gather_rows(q_base, 0, rows, live, stride_qs, 0, 64, 64, True)
+    q0 = gather_rows(q_base, 0, rows, live, stride_qs, 0, 64, 64)
     # the state so far: OUT is a weighted mean, so its weights sum to 1 where the row has seen a key
     valid = live
     lse_rows = LSE + batch_head.to(tl.int64) * q_rows + rows
@@ -244,26 +262,20 @@ def sweep1(
     body_lo = 0
     body_end = body_lo + tl.maximum(tl.minimum(((k_last - x0) >> 3), x1_first - 1) + 1 - y1_first - body_lo, 0) // BLOCK_N * BLOCK_N
     body_end = tl.where((end > 0), body_end, body_lo)
-    has_body = body_end > body_lo
-    for j in tl.range(body_lo, body_end, BLOCK_N, num_stages=STAGES):  # every cell is visible
-        first_key = y0 + 8 * (y1_first + j)
-        k_row = kv_row + (first_key - k_first)
-        k0 = gather_rows(k_base, k_row, k_rows, None, stride_ks, 0, 64, 64, False)
-        s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-        p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
-        v0 = gather_rows(v_base, k_row, k_rows, None, stride_vs, 0, 64, 64, False)
-        acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
-    for j in tl.range(tl.where(has_body, body_end, 0), end, BLOCK_N, num_stages=EDGE_STAGES):  # right edge: tests y1 <= row_hi
+    for j in tl.range(0, end, BLOCK_N, num_stages=STAGES):  # edges test y1 <= row_hi
         first_key = y0 + 8 * (y1_first + j)
         k_pos = first_key + k_rows.to(POSITION)
         y1 = y1_first + j + n
         there = (k_pos <= k_last)
         k_row = kv_row + (first_key - k_first)
-        k0 = gather_rows(k_base, k_row, k_rows, there, stride_ks, 0, 64, 64, True)
+        top = (y1_first + j - (k_first >> 3)).to(tl.int32)
+        low = y0
+        k0 = load_groups(k_base, K_EVERY8_0, b, h_kv, top, low, k_row, k_rows, there, stride_ks, 0, 64, BLOCK_N, 64, TMA)
         s = tl.dot(q0, tl.trans(k0), input_precision="ieee")
-        s = tl.where((y1[None, :] <= row_hi[:, None]), s, float("-inf"))
+        if j >= body_end:
+            s = tl.where((y1[None, :] <= row_hi[:, None]), s, float("-inf"))
         p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
-        v0 = gather_rows(v_base, k_row, k_rows, there, stride_vs, 0, 64, 64, True)
+        v0 = load_groups(v_base, V_EVERY8_0, b, h_kv, top, low, k_row, k_rows, there, stride_vs, 0, 64, BLOCK_N, 64, TMA)
         acc0 = tl.dot(p.to(v0.dtype), v0, acc0 * factor[:, None], input_precision="ieee")
 
     # ---- finish ----
@@ -281,45 +293,43 @@ def sweep1(
 @triton.jit
 def attend_tile(
     program,
-    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
     SWEEP: tl.constexpr,
 ):
     """What one program of launch SWEEP does."""
     if SWEEP == 0:
         sweep0(
             program,
-            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-            stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-            KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-            BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+            stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+            heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
         )
     elif SWEEP == 1:
         sweep1(
             program,
-            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-            stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-            KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-            BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+            stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+            heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
         )
 
 
 @triton.jit
 def attend_forward(
-    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    EDGE_STAGES: tl.constexpr, HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAVY_FIRST: tl.constexpr, GROUP_HEADS: tl.constexpr, WIDE: tl.constexpr,
     SWEEP: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):
@@ -328,20 +338,20 @@ def attend_forward(
         for program in tl.range(tl.program_id(0), tiles * batch_heads, tl.num_programs(0)):
             attend_tile(
                 program,
-                Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+                Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
                 SWEEP,
             )
     else:
         attend_tile(
             tl.program_id(0),
-            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-            stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-            KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-            BLOCK_M, BLOCK_N, STAGES, TMA, EDGE_STAGES, HEAVY_FIRST, GROUP_HEADS, WIDE,
+            Q, K, V, OUT, LSE, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+            stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+            heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            BLOCK_M, BLOCK_N, STAGES, TMA, HEAVY_FIRST, GROUP_HEADS, WIDE,
             SWEEP,
         )
