@@ -94,6 +94,8 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     SMALL | {"GROUP_HEADS": 1},
     SMALL | {"STAGES": 2},
     SMALL | {"TMA": False},
+    SMALL | {"GROUP_HEADS": 1, "BLOCK_N": 32},
+    SMALL | {"BLOCK_N": 32, "STAGES": 4},
     SMALL | {"BLOCK_N": 128, "STAGES": 2},
     SMALL | {"PERSISTENT": True},
     LARGE,

@@ -56,10 +56,9 @@ FLEX: dict[str, tuple[str | None, dict[str, Any] | None]] = {
     "flex max-autotune": ("max-autotune-no-cudagraphs", None),
     "flex USE_TMA": (None, {"USE_TMA": True}),
 }
-# Its default, and what max-autotune chose (H200, torch 2.11, 2026-11-29): 64 x 64 or 128 x 64 in every case of
-# head_dim 128, 128 x 128 for 96 and 192.
+# What max-autotune chose (H200, torch 2.11, 2026-11-29): 64 x 64 or 128 x 64 in every case of head_dim 128, 128 x 128
+# for 96 and 192.  Its default is 128 x 64 with the options of the second one.
 FLEX_QUICK: dict[str, tuple[str | None, dict[str, Any] | None]] = {
-    "flex": (None, None),
     "flex 64x64": (None, {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}),
     "flex 128x64": (None, {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}),
     "flex 128x128": (None, {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": 2}),
