@@ -36,6 +36,12 @@ class KernelSource:
     min_position: int | None
 
     @property
+    def periods(self) -> tuple[int, ...]:
+        """Periods of keys that tensor descriptors would load one group of (``entries.descriptor_of``), runs left out."""
+        found = {period for grid in self.grids for period, _ in grid.described if period > 1}
+        return tuple(sorted(found))
+
+    @property
     def digest(self) -> str:
         """sha256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()

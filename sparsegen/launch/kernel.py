@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsegen.codegen.grids import Grid
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import UnsupportedError
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 STRIDE_LIMIT = 1 << 23  # elements; 128 rows of a tile then stay inside 32 bits
 _ALIGNED = "pointers on 16 bytes, strides multiples of 8 elements, those of rows below 2^23, positions within 32-bit arithmetic"
 VARIANT_GUARDS = {
-    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths; "
-    "where every p-th key or group of keys is loaded by TMA, whole periods p of keys, k_start a multiple of p, no kv_starts",
+    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths",
     sig.POINTERS: _ALIGNED,
     sig.GENERAL: "always",
 }
@@ -137,12 +137,12 @@ class Launch:
         self._device = q.device.index
         strides = [strides_of(t) for t in (q, k, v, out)]
         self._strides = [s for per in strides for s in per]
-        self._sizes = Sizes.of(q, k, v)
+        self._sizes, self._kv_rows = Sizes.of(q, k, v), k.shape[2]
         aligned = _aligned(strides) and (
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
         self._tma = bool(kernel.config["TMA"])
-        boxes = aligned and self._tma and _describable(kernel.source, strides, k.shape[2], call)
+        boxes = aligned and self._tma and _describable(strides, k.shape[2], call)
         # in the order in which they are preferred; misaligned addresses leave the last one alone
         self._holding = tuple(
             name
@@ -193,13 +193,20 @@ class Launch:
         source, config = self._kernel.source, self._kernel.config
         steps = []
         for i, grid in enumerate(source.grids):
-            loaded = self._kernel.loaded(variant, self._device, i)
+            used = variant
+            if (
+                variant == sig.FAST
+                and self._tma
+                and not whole_periods(grid, self._kv_rows, self._call)
+            ):
+                used = sig.POINTERS  # this launch alone
+            loaded = self._kernel.loaded(used, self._device, i)
             sizes, programs = self._sizes.of_launch(source, grid, self._call, loaded.block_m)
             rest = packed(self._strides, sizes, self._call, loaded.nothing)
             if loaded.persistent:
                 programs = min(programs, loaded.resident)
             if programs:
-                fixed = sig.constants(source, config, variant, i)
+                fixed = sig.constants(source, config, used, i)
                 names = [n for n, kind in source.parameters if kind.startswith("desc:")]
                 boxes = tuple(n not in fixed for n in names)
                 steps.append(_Step(loaded.run, programs, boxes, (*rest, *loaded.constants)))
@@ -243,17 +250,18 @@ def _aligned(strides: list[tuple[int, int, int]]) -> bool:
     return all(r < STRIDE_LIMIT and max(b, h) < 1 << 31 for b, h, r in strides)
 
 
-def _describable(
-    source: KernelSource, strides: list[tuple[int, int, int]], kv_rows: int, call: Call
-) -> bool:
+def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) -> bool:
     """Whether descriptors can describe the keys and values, and read nothing beyond the last valid key."""
-    periods = [period for grid in source.grids for period, _ in grid.described if period > 1]
-    if any(kv_rows % p or call.k_start % p for p in periods):
-        return False
-    if periods and call.kv_starts is not None:
-        return False
     return (
         kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
+    )
+
+
+def whole_periods(grid: Grid, kv_rows: int, call: Call) -> bool:
+    """Whether the keys of a call are whole periods of what a launch loads: only then is there a view of them."""
+    periods = [period for period, _ in grid.described if period > 1]
+    return not periods or (
+        call.kv_starts is None and not any(kv_rows % p or call.k_start % p for p in periods)
     )
 
 

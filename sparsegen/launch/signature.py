@@ -2,7 +2,8 @@
 
     fast      strides in 32 bits and multiples of 16 bytes, pointers on 16 bytes, positions within
               ``position_limit`` (32-bit arithmetic is then exact).  Loads are vectorised, or go by TMA.
-    pointers  the same without TMA, where the fast one uses it: zero strides, per-batch key lengths.
+    pointers  the same without TMA, where the fast one uses it: zero strides, per-batch key lengths.  Also single
+              launches of a fast call that load every p-th key, where its keys are not whole periods of p.
     general   strides and positions in 64 bits, no assumption on alignment.  Any view, any length.
 
 The first whose guard holds is launched (``sparsegen.launch.kernel``).  Every launch of a source is a binary of its own.

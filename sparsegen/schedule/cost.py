@@ -70,6 +70,8 @@ def load(
     weighted = np.sum([n * weights[kind] for kind, n in counts.items()], axis=0)
     if segment.tiling.k_cuts:
         weighted = weighted * machine.gather
+        if any((hi - lo).terms for lo, hi in segment.inner):
+            weighted = weighted * machine.divided
     return Load(tiles, weighted + machine.start * (tiles > 0))
 
 
@@ -150,6 +152,7 @@ def sweep_cost(
     none = np.zeros(1)
     weighted = np.sum([x.weighted for x in loads], axis=0) if loads else none
     tiles = np.sum([x.tiles for x in loads], axis=0) if loads else none.astype(np.int64)
+    weighted = weighted + machine.program * (tiles > 0)
     rows = block_m * int(np.count_nonzero(tiles))
     one = tile_seconds(tile, sizes, machine)
     work = (float(weighted.sum()) + machine.segment * segments) * one

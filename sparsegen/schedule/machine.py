@@ -7,23 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """An H200 with bfloat16 inputs.  "believed": nobody has measured it, so it is the first to be doubted."""
+    """An H200 with bfloat16 inputs.
+
+    "fitted": to nine patterns at 32,768 tokens (``benchmarks/forward.py --cases structured``, one H200, 2026-11-30).
+    "believed": nobody has measured it, so it is the first to be doubted.
+    """
 
     sms: int = 132  # data sheet
     flops: float = 500e12  # causal at 32,768 tokens takes 2 ms a TFLOP (one H200, 2026-10)
     bandwidth: float = 4.3e12  # bytes/s of a copy (one H200, 2026-10)
     launch: float = 5e-6  # one more kernel in a stream; believed
-    # share of the rate that a tile reaches, by BLOCK_M * BLOCK_N; believed
-    tile_rate: tuple[tuple[int, float], ...] = ((128 * 128, 1.0), (128 * 64, 0.95), (64 * 64, 0.8))
+    # share of the rate that a tile reaches, by BLOCK_M * BLOCK_N; chunks and prefixes: 498, 490 and 543 TFLOP/s (H200,
+    # 2026-11-30)
+    tile_rate: tuple[tuple[int, float], ...] = ((128 * 128, 1.0), (128 * 64, 0.98), (64 * 64, 1.09))
     small_tile_rate: float = 0.5  # of any smaller tile; believed
     # in key tiles without a test
-    start: float = 0.35  # a query tile enters a segment; believed
-    partial: float = 1.15  # a tile with limits to test; believed
+    program: float = 2.5  # a query tile starts in a sweep: its rows are loaded, the pipeline fills, outputs leave; fitted
+    start: float = 1.0  # it enters a segment; fitted
+    partial: float = 1.1  # a tile with limits to test; windows and causal masks with and without (H200, 2026-11-30)
     remainder: float = (
         1.35  # a tile that tests // or % by no power of two, a product, or an opaque term; believed
     )
     conjunct: float = 0.05  # each conjunct tested beside the row limits; believed
     gather: float = 1.1  # key rows that are not one run; believed
+    divided: float = 1.6  # and whose digits take a division, in boxes of varying size; fitted
     segment: float = 2.0  # one more loop to compile, to load and to skip on most calls; believed
     chunk: int = 32  # key tiles of one program of a split sweep; believed
 

@@ -62,7 +62,12 @@ def candidates(
         if schedule.label not in out:
             seconds = cost.cost_of(schedule, q_len, kv_len, tile, machine=machine)
             out[schedule.label] = Candidate(schedule, seconds)
-    return _kept(tuple(out.values()))
+    return _kept(tuple(sorted(out.values(), key=_doubted)))
+
+
+def _doubted(c: Candidate) -> float:
+    """Predicted seconds; runs are given the benefit of the model's doubt."""
+    return c.cost.seconds * (1.0 if _is_plain(c.schedule) else DOUBT)
 
 
 def typical_call(

@@ -11,7 +11,7 @@ from sparsegen.schedule.forms import Floor, Generator, Lin, inside, var, variabl
 from sparsegen.schedule.formula import Cube
 from sparsegen.schedule.tree import IDENTITY, Tiling
 
-MOST_BOX = 16  # product of a query tile's lower extents, see ``tree.Tiling``
+MOST_BOX = 32  # product of a query tile's lower extents, see ``tree.Tiling``
 MOST_MODULI = 6
 MORE_TILES = 4.0  # a tiling with so many times the query tiles of runs has mostly dead rows
 

@@ -71,7 +71,7 @@ class Tiling:
 
     ``q_cuts`` / ``k_cuts`` split a position into mixed-radix digits, ``()`` means runs of neighbours (the identity).
     ``extent``: the query tile's size on every lower axis, as many as there are query cuts, powers of two with a product
-    of 16 at most, so that any BLOCK_M holds them; the top axis gets the rest of BLOCK_M.
+    of 32 at most, so that any BLOCK_M holds them; the top axis gets the rest of BLOCK_M.
     Segments of one sweep have equal ``q_cuts`` and ``extent``; each has ``k_cuts`` of its own.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +139,10 @@ class KernelTarget:
 
     def invalid(self, config: LaunchConfig) -> str | None:
         """See ``CandidateSource``."""
-        return self.template.invalid(self.parts(config)[1], self.problem, self.gpu)
+        source, plain = self.parts(config)
+        if plain.as_dict().get("TMA") and any(self.kv_len % p for p in source.periods):
+            return f"{self.kv_len} keys are no whole periods of what tensor descriptors would load"
+        return self.template.invalid(plain, self.problem, self.gpu)
 
     def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
         """See ``CandidateSource``; each variant in a folder of its name.
@@ -204,6 +208,9 @@ class KernelBench:
     def small(self) -> list[Case]:
         """New short inputs of ragged lengths, all rows of which are compared."""
         lengths = small_lengths(self.target.q_len, self.target.kv_len)
+        whole = math.lcm(*(p for _, source in self.target.sources for p in source.periods))
+        # keys in whole periods: other lengths are another variant's, which a trial does not compile
+        lengths = [(q_len, -(-kv_len // whole) * whole, size) for q_len, kv_len, size in lengths]
         return [self._fresh(q_len, kv_len, size, batch=2) for q_len, kv_len, size in lengths]
 
     def _fresh(self, q_len: int, kv_len: int, size: float = 1.0, batch: int | None = None) -> Case:
@@ -247,8 +254,6 @@ class KernelCandidate:
 
     def _call(self, q_len: int, kv_len: int, keywords: Mapping[str, Any]) -> Any:
         """The run-time arguments for these lengths, kept: a candidate is timed with its arguments made."""
-        import math
-
         from sparsegen.launch import Call
         from sparsegen.launch.tables import random_table
 

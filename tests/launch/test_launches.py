@@ -29,7 +29,7 @@ SMALL = Problem(head_dim=16, dtype="float16")
 def test_one_sweep_is_one_launch_with_nothing_added() -> None:
     one = schedule(HeadClass(None, (BAND,), "window"))
     source = render(made("strided")[0], one, SMALL)
-    assert source.grids == (Grid(),)
+    assert source.grids == (Grid(described=((1, 1),)),)
     assert "SWEEP" not in source.constexprs and "PARTIAL_OUT" not in dict(source.parameters)
     assert "gather_rows" not in source.text and "Launches" not in source.text
 
@@ -44,7 +44,8 @@ def test_sweeps_at_one_place_share_a_launch_where_they_tile_alike() -> None:
         [1],
     ]  # all classes, then strided, few rows, their combine
     assert [launch.chained for launch in launches] == [False, True, True, True]
-    assert [launch.grid.gathers for launch in launches] == [False, True, False, False]
+    described = [launch.grid.described for launch in launches]
+    assert described == [((1, 1),), ((8, 1),), ((1, 1),), ()]
 
 
 def test_first_sweeps_that_tile_differently_are_launches_of_their_own() -> None:
@@ -95,9 +96,11 @@ class Recorded(Kernel):
         config = load_template().default(Problem(head_dim=64), find_gpu("nvidia-h200")).as_dict()
         super().__init__(source, LaunchConfig.of(config | {"TMA": tma}), Path(), {})
         self.ran: list[tuple[int, int, dict[str, Any]]] = []
+        self.asked: list[tuple[int, str]] = []
 
     def loaded(self, variant: str, device: int, launch: int) -> Any:
         names = [*dict(self.source.parameters), *self.source.constexprs]
+        self.asked.append((launch, variant))
 
         def run(programs: int, args: tuple[Any, ...]) -> None:
             self.ran.append((launch, programs, dict(zip(names, args, strict=True))))
@@ -143,15 +146,38 @@ def test_a_launch_without_programs_is_left_out() -> None:
     assert kernel.ran == []
 
 
-def test_only_launches_with_runs_of_keys_take_descriptors() -> None:
+def test_a_launch_takes_the_descriptors_of_what_it_loads() -> None:
     kernel = Recorded("strided", tma=True)
     kernel(*tensors(100, 600), Call())
     band, columns = (args for _, _, args in kernel.ran)
-    assert band["K_DESC0"] is not None and columns["K_DESC0"] is None
-    types = [sig.signature(kernel.source, kernel.config, "fast", i)["K_DESC0"] for i in (0, 1)]
-    assert types == ["tensordesc<bf16[1, 1, 64, 64]>", "constexpr"]
+    assert band["K_DESC0"] is not None and band["K_EVERY8_0"] is None
+    assert columns["K_DESC0"] is None and columns["K_EVERY8_0"] is not None
+    view = columns["V_EVERY8_0"]
+    assert (view.shape, view.block_shape) == ([2, 7, 75, 8, 64], [1, 1, 64, 1, 64])
+    assert view.strides == [7 * 600 * 64, 600 * 64, 8 * 64, 64, 1]
+    types = [sig.signature(kernel.source, kernel.config, "fast", i) for i in (0, 1)]
+    assert [t["K_DESC0"] for t in types] == ["tensordesc<bf16[1, 1, 64, 64]>", "constexpr"]
+    every = [t["K_EVERY8_0"] for t in types]
+    assert every == ["constexpr", "tensordesc<bf16[1, 1, 64, 1, 64]>"]
     constants = [sig.constants(kernel.source, kernel.config, "fast", i) for i in (0, 1)]
-    assert [(c["SWEEP"], c["TMA"]) for c in constants] == [(0, True), (1, False)]
+    assert [(c["SWEEP"], c["TMA"]) for c in constants] == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "call"),
+    [
+        (601, Call()),  # one key beyond a whole period
+        (600, Call(k_start=4)),  # the first key is not the first of its period
+        (600, Call(kv_starts=torch.tensor([0, 8], dtype=torch.int32))),
+    ],
+)
+def test_a_launch_whose_keys_are_no_whole_periods_goes_by_pointers(kv_len: int, call: Call) -> None:
+    kernel = Recorded("strided", tma=True)
+    assert kernel(*tensors(100, kv_len), call) == "fast"
+    assert kernel.asked == [(0, "fast"), (1, "pointers")]
+    (_, _, band), (_, _, columns) = kernel.ran
+    assert band["K_DESC0"] is not None
+    assert columns["K_DESC0"] is None and columns["K_EVERY8_0"] is None
 
 
 # ---------------------------------------------------------------------- compiling

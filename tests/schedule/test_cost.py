@@ -16,7 +16,14 @@ from tests.schedule.formulas import mask, random_blocks
 
 TILE = (128, 64)
 ROUND = Machine(
-    sms=100, flops=1e12, bandwidth=1e9, launch=1.0, tile_rate=((0, 1.0),), segment=0.0, chunk=4
+    sms=100,
+    flops=1e12,
+    bandwidth=1e9,
+    launch=1.0,
+    tile_rate=((0, 1.0),),
+    program=0.0,
+    segment=0.0,
+    chunk=4,
 )
 ONE = Sizes(heads=1, dim=1, itemsize=2)  # a tile of 10 x 10 is 400 operations
 
@@ -34,6 +41,13 @@ def test_work_is_spread_over_the_machine_and_the_longest_program_is_not() -> Non
     heavy = sweep_cost(loads(500, 5), 1, (10, 10), ONE, first=True, split=False, machine=ROUND)
     assert heavy.seconds(ROUND) == pytest.approx(heavy.longest + 1.0)
     assert heavy.longest == pytest.approx(500 * 400 * 100 / 1e12) and heavy.longest > heavy.matmul
+
+
+def test_every_query_tile_with_keys_starts_a_program() -> None:
+    machine = replace(ROUND, program=3.0)
+    some = sweep_cost(loads(5, 0, 5), 1, (10, 10), ONE, first=True, split=False, machine=machine)
+    assert some.matmul == pytest.approx((5 + 3 + 5 + 3) * 400 / 1e12)
+    assert some.key_tiles == 10
 
 
 def test_later_sweeps_pay_for_the_rows_that_they_enter() -> None:
