@@ -112,8 +112,8 @@ def _parameters(
     if splits:
         out += [("PARTIAL_OUT", "*fp32"), ("PARTIAL_LSE", "*fp32")]
     for period, group in described:
-        for t, columns in (("K", qk), ("V", v)):
-            name = descriptor_name(t, (period, group))
+        for tensor, columns in (("K", qk), ("V", v)):
+            name = descriptor_name(tensor, (period, group))
             out += [(f"{name}{c.index}", f"desc:{period}:{group}:{c.width}") for c in columns]
     out += [(f"stride_{t}{axis}", "stride") for t in "qkvo" for axis in "bhs"]
     out += [(name, "*i32") for name in ("Q_LENGTHS", "KV_STARTS", "KV_LENGTHS")]

@@ -139,24 +139,27 @@ class KernelTarget:
 
     def invalid(self, config: LaunchConfig) -> str | None:
         """See ``CandidateSource``."""
-        source, plain = self.parts(config)
-        if plain.as_dict().get("TMA") and any(self.kv_len % p for p in source.periods):
-            return f"{self.kv_len} keys are no whole periods of what tensor descriptors would load"
-        return self.template.invalid(plain, self.problem, self.gpu)
+        return self.template.invalid(self.parts(config)[1], self.problem, self.gpu)
 
     def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
-        """See ``CandidateSource``; each variant in a folder of its name.
-
-        Only the first: the others are the same for every configuration, so a trial says nothing about them.
-        """
-        from sparsegen.launch import compile_kernel, variants
+        """See ``CandidateSource``; each variant in a folder of its name."""
+        from sparsegen.launch import compile_kernel
 
         source, plain = self.parts(config)
         found = {}
-        for variant in variants(source, plain)[:1]:
+        for variant in self.timed(source, plain):
             binary = compile_kernel(source, plain, variant, self.gpu, folder / variant)
             found[variant] = Compiled(binary.registers, binary.spill_bytes, binary.shared_bytes)
         return found
+
+    def timed(self, source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
+        """Variants that the timed problem's launches take: the first, and its stand-in for odd numbers of keys.
+
+        The others are the same for every configuration, so a trial says nothing about them.
+        """
+        from sparsegen.launch import variants
+
+        return variants(source, config)[: 1 + any(self.kv_len % p for p in source.periods)]
 
     def bench(self) -> KernelBench:
         """See ``CandidateSource``.
@@ -209,7 +212,7 @@ class KernelBench:
         """New short inputs of ragged lengths, all rows of which are compared."""
         lengths = small_lengths(self.target.q_len, self.target.kv_len)
         whole = math.lcm(*(p for _, source in self.target.sources for p in source.periods))
-        # keys in whole periods: other lengths are another variant's, which a trial does not compile
+        # keys in whole periods, which the variants that a trial compiles take
         lengths = [(q_len, -(-kv_len // whole) * whole, size) for q_len, kv_len, size in lengths]
         return [self._fresh(q_len, kv_len, size, batch=2) for q_len, kv_len, size in lengths]
 
@@ -224,14 +227,14 @@ class KernelCandidate:
     """One loaded configuration of one of the kernels."""
 
     def __init__(self, bench: KernelBench, config: LaunchConfig, folder: Path) -> None:
-        from sparsegen.launch import Kernel, variants
+        from sparsegen.launch import Kernel
 
         self._bench = bench
         self._target = bench.target
         source, plain = self._target.parts(config)
         module = folder / "kernel.py"
         module.write_text(source.text)
-        names = variants(source, plain)[:1]
+        names = self._target.timed(source, plain)
         self._kernel = Kernel(source, plain, module, {name: folder / name for name in names})
         self._calls: dict[tuple[int, int], Any] = {}
 
