@@ -13,9 +13,6 @@ from sparsegen.schedule.tree import IDENTITY, HeadClass, Schedule, Sweep
 
 Heads = tuple[tuple[int, int], ...]
 
-MOST_CHUNKS = 64  # of the keys, in a split launch; a combining program holds one row of each
-SMALLEST_CHUNK = 256  # keys
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -82,13 +79,6 @@ class Grid:
         """Digits on every axis below the top one."""
         steps = (1, *self.q_cuts)
         return tuple(above // step for step, above in zip(steps, self.q_cuts))
-
-
-def chunks_of(kv_rows: int) -> tuple[int, int]:
-    """(chunks, entries in each) that a split launch cuts every segment into; the last chunk takes what is left."""
-    chunks = min(MOST_CHUNKS, max(1, -(-kv_rows // SMALLEST_CHUNK)))
-    # a multiple of every key tile, so that no chunk ends inside one
-    return chunks, -(-kv_rows // (chunks * 128)) * 128
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparsegen.codegen.grids import MOST_CHUNKS, Grid, Launch, launches_of
+from sparsegen.codegen.grids import Grid, Launch, launches_of
 from sparsegen.codegen.plan import Chunk, ClassPlan, ForwardPlan, LaunchPlan, SplitPlan, Table
 from sparsegen.codegen.rows import rows_plan, varying
 from sparsegen.codegen.segments import Around, descriptor_name, segment_plan, symbols

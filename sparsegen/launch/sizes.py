@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.codegen.grids import Grid, chunks_of
+from sparsegen.codegen.grids import Grid
+from sparsegen.schedule.chunks import chunks_of
 
 if TYPE_CHECKING:
     from sparsegen.codegen.source import KernelSource

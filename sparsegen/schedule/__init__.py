@@ -10,4 +10,5 @@ naming                      names and order of segments
 tree, build, canonical      the schedule; the passes that make it; equal masks are equal schedules
 tiles, count, verify        the schedule in numbers: visited tiles, counts, cell-by-cell proof against the mask
 reach, dump, graph          32-bit limits, readable text, networkx graph
+chunks                      how a split sweep divides the keys
 """

@@ -13,7 +13,7 @@ import torch
 from schedules import BAND, COLUMNS, S, boxes, made, per_head, schedule
 
 from sparsegen.codegen import LaunchConfig, load_template, render
-from sparsegen.codegen.grids import Grid, chunks_of, launches_of
+from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.launch import Call, Job, Kernel, compile_many
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import from_record, read_metadata, record

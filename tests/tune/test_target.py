@@ -204,6 +204,27 @@ def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
         assert candidate._call(8, 8, {}).tables == []
 
 
+def test_a_timed_launch_is_prepared_once(tmp_path, monkeypatch):
+    """Else the host is timed where it takes longer than the kernel."""
+    import torch
+
+    q = torch.zeros(1, 4, 16, 64)
+    case = SimpleNamespace(q=q, k=q, v=q, keywords={})
+    bench = SimpleNamespace(target=target(), case=case, out=q, lse=q[..., 0])
+    candidate = KernelCandidate(bench, target().default, tmp_path)
+    made, launched = [], []
+
+    def prepare(*args):
+        made.append(args)
+        return lambda *tensors: launched.append(tensors)
+
+    monkeypatch.setattr(candidate._kernel, "prepare", prepare)
+    for _ in range(3):
+        candidate.launch()
+    assert len(made) == 1 and len(launched) == 3
+    assert [t is x for t, x in zip(launched[0], (q, q, q, q, bench.lse))] == [True] * 5
+
+
 def test_every_schedule_is_tried_first_and_the_winner_is_found_again(choice, tmp_path, monkeypatch):
     """The plain schedule wins here against its prediction: measuring decides."""
     last = choice.labels[-1]
