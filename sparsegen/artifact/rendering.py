@@ -90,7 +90,7 @@ def considered(
         for c in candidates
     )
     m, n = cost.tile
-    return listed, f"{cost.q_len} queries, {cost.kv_len} keys, tiles {m}x{n}"
+    return listed, f"{cost.q_len} queries, {cost.kv_len} keys, {cost.sizes}, tiles {m}x{n}"
 
 
 def _rounded(time_us: float | None) -> float | None:

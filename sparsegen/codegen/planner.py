@@ -14,6 +14,7 @@ from sparsegen.codegen.rows import rows_plan, varying
 from sparsegen.codegen.segments import Around, descriptor_name, segment_plan, symbols
 from sparsegen.codegen.terms import Terms, tables_of
 from sparsegen.errors import UnsupportedError
+from sparsegen.schedule.chunks import MOST_CHUNKS
 from sparsegen.schedule.tree import HeadClass, Schedule, Sweep
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem

@@ -20,7 +20,7 @@ class Line:
     label: str
     cells: int  # visible ones of the head looked at
     computed: int  # of the same head
-    cost: Cost  # of all heads
+    cost: Cost  # of all heads of the problem
     measured: bool  # near enough to the best for a tuner to measure it
 
     @property
@@ -60,7 +60,7 @@ def lines_of(
     for c in found:
         one = replace(c.schedule, classes=(words.class_of(c.schedule, head),))
         computed = cost_of(one, *lengths, tile).tile_cells
-        cost = cost_of(c.schedule, *lengths, tile)
+        cost = cost_of(c.schedule, *lengths, tile, c.cost.sizes)
         out.append(Line(c.schedule.label, cells, computed, cost, c.to_measure))
     return tuple(out)
 
@@ -75,7 +75,7 @@ def explain_text(lines: Sequence[Line], cells: int) -> str:
         return ""
     cost = lines[0].cost
     where = f"{cost.q_len:,} x {cost.kv_len:,} in {cost.tile[0]}x{cost.tile[1]} tiles"
-    title = f"candidates for {where}, predicted for 8 heads of 128 in bfloat16, {cells:,} cells visible a head"
+    title = f"candidates for {where}, predicted for {cost.sizes}, {cells:,} cells visible a head"
     rows = [(*_HEAD, *(p.replace("_", " ") for p in _PARTS))]
     for line in lines:
         c, parts = line.cost, line.cost.parts()

@@ -97,6 +97,7 @@ class Look:
             "branches": self.branches,
             "schedule": None if self.schedule is None else self.schedule.label,
             "candidates": [line.as_dict() for line in self.candidates],
+            "predicted_for": str(self.candidates[0].cost.sizes) if self.candidates else None,
             "unsupported": self.refusal or None,
         }
 
@@ -159,11 +160,11 @@ class Look:
             lines.append(f"schedule  {self.schedule.label}")
             if cost.state_bytes:
                 lines.append(
-                    f"state     {cost.state_bytes:,} bytes moved by later sweeps (8 heads)"
+                    f"state     {cost.state_bytes:,} bytes moved by later sweeps ({cost.sizes})"
                 )
             if cost.workspace_bytes:
                 lines.append(
-                    f"workspace {cost.workspace_bytes:,} bytes of partial states (8 heads)"
+                    f"workspace {cost.workspace_bytes:,} bytes of partial states ({cost.sizes})"
                 )
         return "\n".join(lines)
 

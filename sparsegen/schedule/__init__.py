@@ -8,7 +8,9 @@ digits, tidy, limits        positions in the digits of a tiling; one conjunct so
 boxes, guards, tiling       a branch as a segment: its box of keys for any query tile, the full part, what is tested where
 naming                      names and order of segments
 tree, build, canonical      the schedule; the passes that make it; equal masks are equal schedules
-tiles, count, verify        the schedule in numbers: visited tiles, counts, cell-by-cell proof against the mask
+tiles, verify, counters,
+visible, count              the schedule in numbers: visited tiles, counts, cell-by-cell proof against the mask
+shortfalls                  notes of what was given up at a bound
 reach, dump, graph          32-bit limits, readable text, networkx graph
 chunks                      how a split sweep divides the keys
 """

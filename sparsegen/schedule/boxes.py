@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsegen.schedule.digits import Axes, Conjunct
-from sparsegen.schedule.forms import BIG, K_FIRST, K_LAST, Env, K, Lin, Var, size, variables
+from sparsegen.schedule.forms import BIG, K_FIRST, K_LAST, Env, K, Lin, Var, variables
 from sparsegen.schedule.formula import Cube, Range
 from sparsegen.schedule.intervals import bounds, pick
 from sparsegen.schedule.limits import (
-    LONGEST_FORM,
     as_form,
     direction,
     edges,
     enclose,
     invert,
+    over,
     too_long,
     unbounded,
 )
@@ -129,7 +129,7 @@ class _Solver:
 
     def _short(self, form: Lin, else_: Lin) -> Lin:
         form = self.axes.tidy(form)
-        return else_ if size(form) > LONGEST_FORM or unbounded(form) else form
+        return else_ if unbounded(form) or over(form) else form
 
     def _narrow(self) -> None:
         """Ranges of the other lower digits, from the conjuncts that have no T."""
@@ -246,7 +246,7 @@ class _Solver:
             assert found is not None
             got = [None if x is None else axes.tidy(as_form(x)) for x in found]
         return tuple(  # type: ignore[return-value]
-            None if x is None or size(x) > LONGEST_FORM or unbounded(x) else x for x in got
+            None if x is None or unbounded(x) or over(x) else x for x in got
         )
 
     def _apart(self, c: Conjunct) -> tuple[Lin, int, int] | None:

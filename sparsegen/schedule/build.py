@@ -8,13 +8,14 @@ from typing import Any
 
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule import search
+from sparsegen.schedule.machine import Sizes
 from sparsegen.schedule.prepare import Rules
 from sparsegen.schedule.search import TILE, Candidate
 from sparsegen.schedule.tree import Schedule
 
 
 def build(pattern: Any, problem: Any = None, tile: tuple[int, int] = TILE) -> Schedule:
-    """The schedule of a pattern; ``problem`` (or the pattern's own) tells which lengths it must serve.
+    """The schedule of a pattern; ``problem`` (or the pattern's own) tells which lengths and sizes it must serve.
 
     ``tile``: BLOCK_M and BLOCK_N that schedules are compared at.  Raises UnsupportedError, with the place in the
     pattern's file, where the mask needs run-time data.
@@ -31,7 +32,12 @@ def candidates(
     lengths = problem.lengths if problem else ()
     grids = [prod(shape) for _, node in pattern.nodes() if (shape := node.grid()) is not None]
     return search.candidates(
-        pattern.exprs, pattern.align, lengths, tile, most_keys=min(grids, default=None)
+        pattern.exprs,
+        pattern.align,
+        lengths,
+        tile,
+        most_keys=min(grids, default=None),
+        sizes=Sizes.of(problem) if problem else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsegen.schedule.branches import expand, plainer, proof_budget
@@ -20,26 +21,47 @@ from sparsegen.spec import expr as ex
 MOST_TRIED = 12  # lengths at which a shorter form is proven again
 
 
+@dataclass(frozen=True)
+class Reduced:
+    """The same mask in fewer and plainer cubes, sorted.
+
+    ``max_position`` (exclusive) and ``min_position`` (inclusive; None: -max_position) are the positions for which that
+    holds, where a length made a conjunct or a cube idle; else both are None.  ``exhausted``: the budget of proofs ran
+    out; the cubes are right, and may be less plain than they could be.
+    """
+
+    cubes: tuple[Cube, ...]
+    max_position: int | None = None
+    min_position: int | None = None
+    exhausted: bool = False
+
+
 @lru_cache(maxsize=512)
-def reduced(cubes: tuple[Cube, ...]) -> tuple[Cube, ...]:
-    """The same mask in fewer and plainer cubes, sorted."""
-    return _reduced(cubes, ANY_LENGTH)
+def reduced(cubes: tuple[Cube, ...]) -> Reduced:
+    """The mask for calls of any length."""
+    with proof_budget():
+        out = _reduced(cubes, ANY_LENGTH)
+        return Reduced(out, exhausted=_spent())
+
+
+def _spent() -> bool:
+    return BUDGET.left is not None and BUDGET.left < 0
 
 
 def _reduced(cubes: tuple[Cube, ...], dom: Domain) -> tuple[Cube, ...]:
+    """Within the caller's budget of proofs; what is reached when it runs out is right, only less plain."""
     out: Dnf = list(cubes)
     try:
-        with proof_budget():
-            out = plainer(out, dom)
-            out = expand(out, dom)
+        out = plainer(out, dom)
+        out = expand(out, dom)
     except Exhausted:
-        pass  # what was reached is correct, only less plain
+        assert _spent()
     return tuple(sorted(out, key=cube_text))
 
 
 def canonical_text(e: ex.Bool) -> str:
     """The canonical formula of a mask, for calls of any length."""
-    return dnf_text(reduced(tuple(to_dnf(e))))
+    return dnf_text(reduced(tuple(to_dnf(e))).cubes)
 
 
 def text_digest(text: str) -> str:
@@ -47,19 +69,14 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def at_lengths(
-    cubes: tuple[Cube, ...], align: str, lengths: Iterable[tuple[int, int]]
-) -> tuple[tuple[Cube, ...], int | None, int | None]:
-    """The mask where no call exceeds ``lengths``: (cubes, max_position, min_position).
-
-    Cubes change only where a length makes a conjunct or a cube idle, and then the positions for which that holds are
-    max_position (exclusive) and min_position (inclusive; None: -max_position).  Else both are None.
-    """
+def at_lengths(cubes: tuple[Cube, ...], align: str, lengths: Iterable[tuple[int, int]]) -> Reduced:
+    """The mask where no call exceeds ``lengths``."""
     pairs = list(lengths)
     if not pairs:
-        return cubes, None, None
+        return Reduced(cubes)
     with proof_budget():
-        return _at_most(cubes, max(max(p) for p in pairs), _no_negative_rows(align, pairs))
+        most = max(max(p) for p in pairs)
+        return Reduced(*_at_most(cubes, most, _no_negative_rows(align, pairs)), exhausted=_spent())
 
 
 def _no_negative_rows(align: str, pairs: list[tuple[int, int]]) -> bool:
@@ -80,7 +97,7 @@ def _at_most(
             if further > limit:
                 return plain, further, 0
         elif plain not in (_reduced(short, _NOT_NEGATIVE), _reduced(cubes, _NOT_NEGATIVE)):
-            if BUDGET.left is not None and BUDGET.left < 0:
+            if _spent():
                 return (cubes if limit is None else short), limit, None  # no proof which it was
             return plain, _furthest(cubes, plain, most, signed=False), 0
     return (cubes if limit is None else short), limit, None

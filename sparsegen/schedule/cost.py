@@ -8,12 +8,13 @@ sweep pays for the state that it takes up and hands on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from sparsegen.schedule.chunks import chunks_of
 from sparsegen.schedule.forms import Floor, Lin, Opaque, Prod, value
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.machine import H200, Machine, Sizes
@@ -143,26 +144,35 @@ def sweep_cost(
     sizes: Sizes,
     *,
     first: bool,
-    split: bool,
+    split: tuple[int, int] | None = None,
     machine: Machine = H200,
 ) -> SweepCost:
-    """Cost of the segments with these loads in one sweep."""
+    """Cost of the segments with these loads in one sweep.
+
+    ``split``: its query rows and the keys of the call, where the keys are split over programs.
+    """
     block_m, block_n = tile
     loads = list(loads)
     none = np.zeros(1)
     weighted = np.sum([x.weighted for x in loads], axis=0) if loads else none
     tiles = np.sum([x.tiles for x in loads], axis=0) if loads else none.astype(np.int64)
-    weighted = weighted + machine.program * (tiles > 0)
+    chunks, entries = (1, 0) if split is None else chunks_of(split[1])
+    # A program takes one chunk of every segment.
+    parts = [-(-x.tiles * block_n // entries) if entries else x.tiles > 0 for x in loads]
+    weighted = weighted + machine.program * np.max(parts, axis=0, initial=0)
     rows = block_m * int(np.count_nonzero(tiles))
     one = tile_seconds(tile, sizes, machine)
     work = (float(weighted.sum()) + machine.segment * segments) * one
     # One program has a processor to itself: it runs at a share of the machine's rate.
-    longest = float(weighted.max(initial=0.0)) * one * machine.sms / sizes.heads
+    alone = one * machine.sms / sizes.heads
+    longest = float(weighted.max(initial=0.0)) * alone
     workspace, launches = 0, 1
-    if split:
-        chunks = int(np.sum(-(-tiles // machine.chunk)))
-        longest = min(longest, machine.chunk * one * machine.sms / sizes.heads)
-        workspace, launches = sizes.partial(chunks * block_m), 2
+    if split is not None:
+        shares = (np.minimum(1, entries / np.maximum(x.tiles * block_n, 1)) for x in loads)
+        first_chunk = sum((x.weighted * s for x, s in zip(loads, shares)), start=none)
+        most = float(first_chunk.max(initial=0.0)) + machine.program
+        longest = min(longest, most * alone)
+        workspace, launches = sizes.partial(chunks * split[0]), 2
     return SweepCost(
         key_tiles=int(tiles.sum()),
         rows=rows,
@@ -177,7 +187,7 @@ def sweep_cost(
 def tile_seconds(tile: tuple[int, int], sizes: Sizes, machine: Machine = H200) -> float:
     """One key tile without a test, of all heads."""
     block_m, block_n = tile
-    return block_m * block_n * 4 * sizes.dim * sizes.heads / machine.rate(block_m, block_n)
+    return sizes.operations(block_m * block_n) / machine.rate(block_m, block_n)
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,7 @@ class Cost:
 
     q_len: int
     kv_len: int
+    sizes: Sizes
     tile: tuple[int, int]
     tile_cells: int  # cells in the key tiles that are computed, whole tiles counted
     bytes: (
@@ -234,7 +245,7 @@ def cost_of(
     for one, heads in zip(
         schedule.classes, head_shares(schedule.classes, sizes.heads), strict=True
     ):
-        own = Sizes(heads, sizes.dim, sizes.itemsize)
+        own = replace(sizes, heads=heads)
         found += [
             cost_of_sweep(sweep, call, tile, own, first=i == 0, machine=machine)
             for i, sweep in enumerate(one.sweeps)
@@ -245,6 +256,7 @@ def cost_of(
     return Cost(
         q_len=q_len,
         kv_len=kv_len,
+        sizes=sizes,
         tile=tile,
         tile_cells=sum(x.key_tiles for x in found) * tile[0] * tile[1],
         bytes=once + state + 2 * workspace,
@@ -271,9 +283,14 @@ def cost_of_sweep(
 ) -> SweepCost:
     """What one sweep costs for one call."""
     loads = [load(s, call, tile, rows=sweep.rows, machine=machine) for s in sweep.segments]
-    return sweep_cost(
-        loads, len(loads), tile, sizes, first=first, split=sweep.split, machine=machine
-    )
+    split = split_of(sweep.rows, call) if sweep.split else None
+    return sweep_cost(loads, len(loads), tile, sizes, first=first, split=split, machine=machine)
+
+
+def split_of(rows: tuple[int, int] | None, call: Call) -> tuple[int, int]:
+    """(query rows, keys) of a split sweep: ``sweep_cost`` takes them."""
+    _, q_len, _, kv_len = call
+    return (q_len if rows is None else min(rows[1] - rows[0] + 1, q_len)), kv_len
 
 
 def head_shares(classes: Iterable[HeadClass], heads: int) -> list[int]:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sparsegen.schedule.digits import Axes, Conjunct, radices
-from sparsegen.schedule.forms import BIG, Floor, Lin, inside, size, value
+from sparsegen.schedule.forms import BIG, Floor, Lin, inside, value
 from sparsegen.schedule.formula import as_mod
-from sparsegen.schedule.limits import LONGEST_FORM
+from sparsegen.schedule.limits import over
 from sparsegen.schedule.tree import NoneOf, Tiling
 
 Ends = tuple[Lin, Lin]
@@ -66,7 +66,7 @@ def guards(
             lo, hi = axes.ends(c.lin, here)
             proofs += [lo - c.hi - 1] if c.hi < BIG else []
             proofs += [-hi + (c.lo - 1)] if c.lo > -BIG else []
-        out.append(tuple(f for f in proofs if size(f) <= LONGEST_FORM and axes.most(f) >= 0))
+        out.append(tuple(f for f in proofs if axes.most(f) >= 0 and not over(f)))
     out = [g for g in dict.fromkeys(out) if not any(axes.least(f) >= 0 for f in g)]
     possible = all(any(axes.most(f) >= 0 for f in g) for g in out)
     return tuple(out) if possible and axes.most(full[1] - full[0]) >= 0 else None

@@ -5,6 +5,9 @@ Also how one conjunct is solved for one variable: exactly, or between bounds whe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +132,7 @@ def limits(cube: Cube) -> Limits:
     tests: list[Range] = []
     for r in cube:
         if "k" not in variables(r.lin):
-            (rows if all(size(f) <= LONGEST_FORM for f in ends(r.lin)) else tests).append(r)
+            (tests if any(map(over, ends(r.lin))) else rows).append(r)
             continue
         solved = invert(r.lin, *edges(r.lo, r.hi))
         if solved is None or any(x is not None and too_long(x) for x in solved):
@@ -147,7 +150,30 @@ def edges(lo: int, hi: int) -> tuple[Lin | None, Lin | None]:
 
 def too_long(row_form: Lin, on_tile: Env = ON_TILE) -> bool:
     """Is the form, or one of its ends over a tile, too long to be worth computing?"""
-    return any(size(f) > LONGEST_FORM for f in (row_form, *ends(row_form, on_tile)))
+    return any(map(over, (row_form, *ends(row_form, on_tile))))
+
+
+_WATCHED: ContextVar[list[Lin] | None] = ContextVar("watched", default=None)
+
+
+def over(form: Lin) -> bool:
+    """Is the form longer than a kernel should compute?  Those that are, are told to ``watch_long_forms``."""
+    long = size(form) > LONGEST_FORM
+    watched = _WATCHED.get()
+    if long and watched is not None:
+        watched.append(form)
+    return long
+
+
+@contextmanager
+def watch_long_forms() -> Iterator[list[Lin]]:
+    """The forms that are found too long meanwhile."""
+    found: list[Lin] = []
+    token = _WATCHED.set(found)
+    try:
+        yield found
+    finally:
+        _WATCHED.reset(token)
 
 
 def unbounded(form: Lin) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sparsegen.schedule import canonical
+from sparsegen.schedule import canonical, shortfalls
 from sparsegen.schedule.formula import Cube, dnf_text
 from sparsegen.schedule.normalise import to_dnf
 from sparsegen.spec import expr as ex
@@ -57,14 +57,19 @@ def _reduce(plan: Plan) -> Plan:
     notes = []
 
     def one(c: Draft) -> Draft:
-        cubes = canonical.reduced(c.cubes)
-        short, most, least = canonical.at_lengths(cubes, plan.align, plan.lengths)
+        plain = canonical.reduced(c.cubes)
+        short = canonical.at_lengths(plain.cubes, plan.align, plan.lengths)
+        most = short.max_position
         if most is not None:
-            notes.append(f"{dnf_text(cubes)}: below position {most} this is {dnf_text(short)}")
-        return replace(c, cubes=short, max_position=most, min_position=least)
+            text = dnf_text(short.cubes)
+            notes.append(f"{dnf_text(plain.cubes)}: below position {most} this is {text}")
+        notes.extend(shortfalls.of_cubes(short.cubes))
+        if plain.exhausted or short.exhausted:
+            notes.append(shortfalls.UNPROVEN)
+        return replace(c, cubes=short.cubes, max_position=most, min_position=short.min_position)
 
     plan = _each(plan, one)
-    return replace(plan, notes=(*plan.notes, *notes))
+    return replace(plan, notes=tuple(dict.fromkeys((*plan.notes, *notes))))
 
 
 def _classify(plan: Plan) -> Plan:

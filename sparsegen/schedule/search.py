@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sparsegen.schedule import cost, naming, reach
+from sparsegen.schedule import cost, naming, reach, shortfalls
 from sparsegen.schedule.choose import choose
 from sparsegen.schedule.cost import Call, Cost
 from sparsegen.schedule.facts import ANALYSIS, ANY_LENGTH
@@ -41,18 +41,20 @@ def candidates(
     tile: tuple[int, int] = TILE,
     *,
     most_keys: int | None = None,
+    sizes: Sizes | None = None,
     machine: Machine = H200,
 ) -> tuple[Candidate, ...]:
     """Schedules worth measuring, cheapest first; then the plain one if it is none of them.
 
     ``rules``: (inclusive head ranges, None = the rest; mask).  ``most_keys``: no call has more.
+    ``sizes``: heads and dimensions that costs are predicted for, 8 heads of 128 where none are given.
     """
-    lengths = tuple(lengths)
+    lengths, sizes = tuple(lengths), sizes or Sizes()
     q_len, kv_len = typical_call(lengths, most_keys)
     call: Call = (kv_len - q_len if align == "bottom_right" else 0, q_len, 0, kv_len)
     with ANALYSIS:
         plan = prepare(rules, align, lengths)
-        ranked = [_ranked(c, call, tile, machine) for c in plan.classes]
+        ranked = [_ranked(c, call, tile, sizes, machine) for c in plan.classes]
     notes = tuple(note for _, notes in ranked for note in notes)
     plan = replace(plan, notes=(*plan.notes, *notes))
     out: dict[str, Candidate] = {}
@@ -60,9 +62,17 @@ def candidates(
         ways = [ways[min(i, len(ways) - 1)] for ways, _ in ranked]
         schedule = _schedule(plan, ways)
         if schedule.label not in out:
-            seconds = cost.cost_of(schedule, q_len, kv_len, tile, machine=machine)
+            seconds = cost.cost_of(schedule, q_len, kv_len, tile, sizes, machine)
             out[schedule.label] = Candidate(schedule, seconds)
-    return _kept(tuple(sorted(out.values(), key=_doubted)))
+    return tuple(map(_with_shortfalls, _kept(tuple(sorted(out.values(), key=_doubted)))))
+
+
+def _with_shortfalls(c: Candidate) -> Candidate:
+    """With a note for every segment that was closed without a form for its length."""
+    segments = (s for one in c.schedule.classes for w in one.sweeps for s in w.segments)
+    found = dict.fromkeys(note for s in segments for note in shortfalls.of_segment(s))
+    notes = (*c.schedule.notes, *found)
+    return replace(c, schedule=replace(c.schedule, notes=notes))
 
 
 def _doubted(c: Candidate) -> float:
@@ -81,11 +91,11 @@ def typical_call(
 
 
 def _ranked(
-    c: Draft, call: Call, tile: tuple[int, int], machine: Machine
+    c: Draft, call: Call, tile: tuple[int, int], sizes: Sizes, machine: Machine
 ) -> tuple[list[Way], list[str]]:
     """Ways of one class, cheapest first, and what was found."""
     chosen = choose(list(c.cubes), ANY_LENGTH)
-    ways = Ways(call, tile, Sizes(), machine)
+    ways = Ways(call, tile, sizes, machine)
     plain = ways.plain(chosen.branches)
     others = ways.best(chosen.found)
     ranked = sorted(others.values(), key=lambda w: (w.seconds * DOUBT, w.label))

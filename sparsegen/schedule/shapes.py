@@ -105,6 +105,12 @@ def shape_name(shape: Tiling) -> str:
     return f"box {by(shape.extent[::-1])} of {by(shape.q_cuts[::-1])}"
 
 
+def placed(shape: Tiling) -> tuple[tuple[int, ...], str]:
+    """Its name, and before it what names are sorted by: runs, then residue classes, then boxes."""
+    place = 0 if not shape.q_cuts else 1 if set(shape.extent) == {1} else 2
+    return (place, *shape.q_cuts, *shape.extent), shape_name(shape)
+
+
 def by(numbers: Iterable[int]) -> str:
     """``4 x 8``."""
     return " x ".join(map(str, numbers))

@@ -14,11 +14,11 @@ from functools import lru_cache
 from sparsegen.schedule.boxes import Box, Edge, Ends, solve
 from sparsegen.schedule.branches import Branch, walked_term
 from sparsegen.schedule.digits import Axes, Conjunct, axes_of
-from sparsegen.schedule.forms import FAR, K_FIRST, K_LAST, Lin, Opaque, size, variables
+from sparsegen.schedule.forms import FAR, K_FIRST, K_LAST, Lin, Opaque, variables
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.guards import ever_full, guards, live
 from sparsegen.schedule.intervals import fdiv, pick, pick_args
-from sparsegen.schedule.limits import LONGEST_FORM
+from sparsegen.schedule.limits import over
 from sparsegen.schedule.tree import (
     IDENTITY,
     AnyOf,
@@ -249,7 +249,7 @@ def _full_hull(
 
 def _short(axes: Axes, form: Lin, else_: Lin) -> Lin:
     form = axes.tidy(form)
-    return else_ if size(form) > LONGEST_FORM else form
+    return else_ if over(form) else form
 
 
 def _walk(branch: Branch, axes: Axes, box: Box, walk: TableWalk) -> Segment:

@@ -25,8 +25,8 @@ from sparsegen.schedule.shapes import (
     by,
     cut_chains,
     moduli,
+    placed,
     query_tilings,
-    shape_name,
 )
 from sparsegen.schedule.tiling import close
 from sparsegen.schedule.tree import IDENTITY, Segment, Sweep, Tiling
@@ -36,6 +36,7 @@ MOST_SPLIT = 3  # split sweeps of one schedule
 MOST_WAYS = 4  # made into sweeps; the search keeps fewer still
 KEY_CUTS_KEPT = 2  # of a branch on one chain of query cuts
 HEAVY = 4.0  # rows with so many times the mean of key tiles may be swept apart
+KEYS_PLACE, SPLIT_PLACE = 3, 4  # in a label, after the three kinds of query tilings
 LOOP = 0.01  # by so much of its time must one loop more make a way faster than another of the same name
 MOST_CLOSED = 150  # closed forms tried for a class, by the square of their alternatives; then the best so far is taken
 
@@ -231,7 +232,7 @@ class Ways:
                 self.tile,
                 self.sizes,
                 first=i == 0,
-                split=g.split,
+                split=cost.split_of(g.rows, self.call) if g.split else None,
                 machine=self.machine,
             )
             for i, g in enumerate(groups)
@@ -282,10 +283,13 @@ def in_order(groups: Sequence[Group]) -> list[Group]:
 
 
 def name(groups: Sequence[Group]) -> str:
-    """How the sweeps lie, in a few words: ``runs + mod 128``, ``box 16 of 256``."""
-    parts = []
+    """How the sweeps lie, in a few words: ``runs + mod 128``, ``box 16 of 256``.
+
+    Stored with measurements, so its parts have an order of their own and not that of the sweeps.
+    """
+    parts: set[tuple[tuple[int, ...], str]] = set()  # (by what it is sorted, text)
     for g in groups:
-        parts.append("split rows" if g.split else shape_name(g.shape))
+        parts.add(((SPLIT_PLACE,), "split rows") if g.split else placed(g.shape))
         cuts = {s.tiling.k_cuts for s in g.segments} - {(), g.shape.q_cuts}
-        parts += [f"keys mod {by(c)}" for c in sorted(cuts)]
-    return " + ".join(dict.fromkeys(parts)) or "runs"
+        parts |= {((KEYS_PLACE, *c), f"keys mod {by(c)}") for c in cuts}
+    return " + ".join(text for _, text in sorted(parts)) or "runs"

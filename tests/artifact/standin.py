@@ -69,7 +69,7 @@ def write_standin(
     return Decision(
         label="runs + mod 8",
         candidates=(Considered("runs + mod 8", 0.2, None), Considered("runs", 2.0, None)),
-        predicted_for="1024 queries, 1024 keys, tiles 128x64",
+        predicted_for="1024 queries, 1024 keys, 8 heads of 128 in bfloat16, tiles 128x64",
         config=LaunchConfig.of({"BLOCK_M": 128, "BLOCK_N": 64, "tma": True, "order": "heavy"}),
         chosen_by="template default" if tune == "off" else "study",
         tune=tune,

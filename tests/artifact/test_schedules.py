@@ -86,7 +86,9 @@ def test_the_tuned_row_decides_and_the_manifest_says_so(built, choice):
         round(1e3 * c.cost.seconds, 4) for c in listed
     ]
     assert {c.measured_us for c in decision.candidates} == {None}
-    assert decision.predicted_for == "2048 queries, 2048 keys, tiles 128x64"
+    assert (
+        decision.predicted_for == "2048 queries, 2048 keys, 1 head of 16 in bfloat16, tiles 128x64"
+    )
     wanted = dump(schedule_of(STRIDED, STRIDED.problem, choice[1]))
     assert built.read(SCHEDULE).decode() == wanted
 

@@ -17,6 +17,7 @@ from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.launch import Call, Job, Kernel, compile_many
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import from_record, read_metadata, record
+from sparsegen.schedule.chunks import chunks_of
 from sparsegen.schedule.tiles import query_tiles, tile_count
 from sparsegen.schedule.tree import HeadClass, Tiling
 from sparsegen.spec.gpu import find_gpu

@@ -132,7 +132,7 @@ def _integer(rng: random.Random, depth: int) -> Int:
 
 def runs(text: str) -> Schedule:
     """The schedule on runs of queries and keys."""
-    cubes = reduced(tuple(to_dnf(mask(text))))
+    cubes = reduced(tuple(to_dnf(mask(text)))).cubes
     branches = choose(list(cubes), ANY_LENGTH).branches
     segments = naming.ordered(tuple(s for b in branches if (s := close(b)) is not None))
     one = HeadClass(None, (Sweep(IDENTITY, segments),), dnf_text(cubes))

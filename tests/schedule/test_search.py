@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +15,14 @@ from sparsegen.schedule import count
 from sparsegen.schedule.build import build, build_from_exprs
 from sparsegen.schedule.build import candidates as of_pattern
 from sparsegen.schedule.canonical import canonical_text
+from sparsegen.schedule.cost import cost_of
 from sparsegen.schedule.decompose import by_residue
+from sparsegen.schedule.machine import Sizes
 from sparsegen.schedule.normalise import to_dnf
 from sparsegen.schedule.search import candidates, typical_call
-from sparsegen.schedule.tree import IDENTITY, Schedule
+from sparsegen.schedule.tree import IDENTITY, Schedule, Tiling
 from sparsegen.schedule.verify import verify, verify_exprs
+from sparsegen.schedule.ways import Group, name
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from tests.schedule.formulas import mask, random_blocks
@@ -209,6 +214,36 @@ def test_labels_say_how_tiles_lie() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("shapes", "want"),
+    [
+        ([Tiling((128,), (2,)), IDENTITY], "runs + box 2 of 128"),
+        ([Tiling((4,), (1,), (2,)), Tiling((12,), (1,))], "mod 4 + mod 12 + keys mod 2"),
+        ([Tiling((128,), (4,)), Tiling((4096,), (1,)), IDENTITY], "runs + mod 4096 + box 4 of 128"),
+        ([Tiling((4,), (1,)), Tiling((2,), (1,))], "mod 2 + mod 4"),
+        ([Tiling((), (), (8,)), Tiling((2,), (1,))], "runs + mod 2 + keys mod 8"),
+        ([Tiling((256,), (16,)), Tiling((256,), (8,))], "box 8 of 256 + box 16 of 256"),
+    ],
+)
+def test_a_label_has_one_order_of_parts(shapes: list[Tiling], want: str) -> None:
+    (segment,) = build_from_exprs([(None, mask("k <= q"))]).classes[0].sweeps[0].segments
+    groups = [
+        Group(replace(t, k_cuts=()), (replace(segment, tiling=t),), (), rows=None) for t in shapes
+    ]
+    apart = Group(IDENTITY, (segment,), (), (0, 63), split=True)
+    for order in itertools.permutations(groups):
+        assert name(order) == want
+        assert name([*order, apart]) == name([apart, *order]) == f"{want} + split rows"
+
+
+def test_a_label_does_not_follow_the_order_of_the_sweeps() -> None:
+    """At 4,096 tokens boxes of 2 residues have more query tiles with keys than runs, so they are swept first."""
+    found = candidates([(None, mask(CASES["strided"][2][0]))], lengths=[(4096, 4096)])
+    at = {c.schedule.label: c.schedule.classes[0].sweeps for c in found}
+    assert [w.tiling.q_cuts for w in at["runs + box 2 of 128"]] == [(128,), ()]
+    assert [w.tiling.q_cuts for w in at["runs + box 4 of 128"]] == [(), (128,)]
+
+
 def test_global_rows_are_swept_apart_and_split() -> None:
     text = "abs(q - k) <= 256 or k < 64 or 0 <= q and q < 64"
     schedule = build_from_exprs([(None, mask(text))], lengths=[(N, N)])
@@ -303,6 +338,51 @@ def test_the_search_has_an_end(text: str) -> None:
     assert any(re.search("budget", note) for note in found[0].schedule.notes)
     for c in found:
         verify_exprs(c.schedule, [(None, mask(text))], ((64, 64), (29, 53)), ((16, 16),))
+
+
+LONG = "k <= " + " + ".join(f"q // {m}" for m in range(3, 40))  # about 80 operations
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        (STUBBORN[0], "the budget of 12,000 proof steps ran out while the mask was reduced"),
+        (
+            "k <= q and "
+            + " and ".join(f"(k % {m} == 0 or q % {m} == 1)" for m in (5, 7, 11, 13, 17, 19, 23)),
+            "tested cell by cell, having no normal form of 48 cubes at most: [(",
+        ),
+        (LONG, "forms of more than 60 operations became tests or wider limits"),
+    ],
+)
+def test_what_a_bound_costs_is_noted(text: str, note: str) -> None:
+    found = candidates([(None, mask(text))])
+    assert all(any(note in n for n in c.schedule.notes) for c in found)
+    again = candidates([(None, mask(text))])  # what is remembered is noted like what is new
+    assert [c.schedule.notes for c in again] == [c.schedule.notes for c in found]
+    short = "budget|cell by cell|operations"
+    for plain in ("k <= q", CASES["strided"][2][0], CASES["neighbourhood in space"][2][0]):
+        (best, *_) = candidates([(None, mask(plain))])
+        assert not any(re.search(short, n) for n in best.schedule.notes)
+
+
+def test_predictions_are_for_the_sizes_of_the_problem() -> None:
+    pattern = Pattern.from_yaml("sparse_transformer_strided")
+    problem = Problem(lengths=((N, N),), heads=4, kv_heads=2, head_dim=64)
+    for c in of_pattern(pattern, problem):
+        sizes = Sizes(heads=4, kv_heads=2, dim=64, value_dim=64)
+        assert c.cost == cost_of(c.schedule, N, N, (128, 64), sizes)
+    free = replace(pattern, problem=None)
+    assert {c.cost.sizes for c in of_pattern(free)} == {Sizes()}
+
+
+def test_few_heads_have_long_programs_split() -> None:
+    """64 rows that see all keys are a long program for each head: many heads fill the machine beside them."""
+    pattern = Pattern.from_dict(
+        {"name": "g", "mask": {"any_of": [{"window": {"radius": 256}}, {"global": {"tokens": 64}}]}}
+    )
+    few, many = (build(pattern, Problem(lengths=((N, N),), heads=h)) for h in (4, 64))
+    assert (few.label, many.label) == ("runs + split rows", "runs")
 
 
 def test_the_problem_decides_what_is_compared() -> None:
