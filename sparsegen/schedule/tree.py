@@ -3,7 +3,7 @@
     Schedule   → HeadClass per set of heads with equal masks
     HeadClass  → Sweep per query tiling (one kernel loop nest; softmax state stays in registers inside a sweep)
     Sweep      → Segment per disjoint branch: a box of keys in closed form for any query tile
-    Segment    → Span per loop over key tiles: head | full | tail | whole
+    Segment    → Span per kind of key tile: head | full | tail | whole
 
 Positions are written in mixed-radix digits.  With cuts (c1, c2), c1 | c2, the steps are (1, c1, c2) and
 
@@ -102,7 +102,7 @@ Test = Range | AnyOf | NoneOf
 
 @dataclass(frozen=True)
 class Span:
-    """One loop over key tiles of a segment.
+    """Key tiles of a segment that need the same tests.  A kernel may test more: head, tail and whole together.
 
     ``lower``: test top key axis >= row_lo.  ``upper``: test it <= row_hi.  ``tests``: what no row limit can say.
     """
