@@ -149,7 +149,9 @@ class Launch:
             for name in sig.variants(kernel.source, kernel.config)
             if name == sig.GENERAL or (aligned and (name == sig.POINTERS or boxes or not self._tma))
         )
-        self._boxes: tuple[_Box, ...] = ()  # made when first needed, from tensors that are aligned
+        self._boxes: tuple[
+            _Box | None, ...
+        ] = ()  # made when first needed, from tensors that are aligned
         descriptors = sum(kind.startswith("desc:") for _, kind in kernel.source.parameters)
         self._no_descriptors = (None,) * descriptors
         self._partials = self._sizes.partials(kernel.source)
@@ -181,10 +183,10 @@ class Launch:
             addresses += (room.data_ptr(), room.data_ptr() + 4 * self._partials[0])
         descriptors: Any = self._no_descriptors
         if self._tma and chosen == sig.FAST and steps:
-            self._boxes = self._boxes or _boxes(self._kernel, k, v)
-            descriptors = [box.around(k if box.of_keys else v) for box in self._boxes]
+            self._boxes = self._boxes or _boxes(self._kernel, k, v, steps)
+            descriptors = [box and box.around(k if box.of_keys else v) for box in self._boxes]
         for step in steps:
-            given = [d if used else None for d, used in zip(descriptors, step.boxes)]
+            given = [d if takes else None for d, takes in zip(descriptors, step.boxes)]
             step.run(step.programs, (*addresses, *given, *step.rest))
         return chosen
 
@@ -265,13 +267,23 @@ def whole_periods(grid: Grid, kv_rows: int, call: Call) -> bool:
     )
 
 
-def _boxes(kernel: Kernel, k: Any, v: Any) -> tuple[_Box, ...]:
+def _boxes(kernel: Kernel, k: Any, v: Any, steps: Sequence[_Step]) -> tuple[_Box | None, ...]:
+    """One for every descriptor of the kernel that some launch takes: of fewer keys than a period there is no view."""
     rows = int(kernel.config["BLOCK_N"])
+    taken = [any(flags) for flags in zip(*(step.boxes for step in steps))]
+    kinds = [(n, kind) for n, kind in kernel.source.parameters if sig.described(kind) is not None]
     return tuple(
-        _Box(k if name[0] == "K" else v, found[0], sig.block_of(kind, rows), name[0] == "K")
-        for name, kind in kernel.source.parameters
-        if (found := sig.described(kind)) is not None
+        _Box(k if name[0] == "K" else v, _period(kind), sig.block_of(kind, rows), name[0] == "K")
+        if takes
+        else None
+        for (name, kind), takes in zip(kinds, taken)
     )
+
+
+def _period(kind: str) -> int:
+    found = sig.described(kind)
+    assert found is not None, kind
+    return found[0]
 
 
 def strides_of(t: Any) -> tuple[int, int, int]:

@@ -167,6 +167,7 @@ def test_a_launch_takes_the_descriptors_of_what_it_loads() -> None:
 @pytest.mark.parametrize(
     ("kv_len", "call"),
     [
+        (5, Call()),  # less than a period: there is no view at all
         (601, Call()),  # one key beyond a whole period
         (600, Call(k_start=4)),  # the first key is not the first of its period
         (600, Call(kv_starts=torch.tensor([0, 8], dtype=torch.int32))),
