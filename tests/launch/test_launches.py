@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from schedules import BAND, COLUMNS, S, boxes, made, per_head, schedule
@@ -17,10 +18,12 @@ from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.launch import Call, Job, Kernel, compile_many
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import from_record, read_metadata, record
+from sparsegen.schedule.build import build
 from sparsegen.schedule.chunks import chunks_of
-from sparsegen.schedule.tiles import query_tiles, tile_count
+from sparsegen.schedule.tiles import entry_keys, query_tiles, tile_count
 from sparsegen.schedule.tree import HeadClass, Tiling
 from sparsegen.spec.gpu import find_gpu
+from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
 SMALL = Problem(head_dim=16, dtype="float16")
@@ -162,6 +165,32 @@ def test_a_launch_takes_the_descriptors_of_what_it_loads() -> None:
     assert every == ["constexpr", "tensordesc<bf16[1, 1, 64, 1, 64]>"]
     constants = [sig.constants(kernel.source, kernel.config, "fast", i) for i in (0, 1)]
     assert [(c["SWEEP"], c["TMA"]) for c in constants] == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("period", "group", "top", "low"), [(8, 1, 2, 3), (32, 4, 0, 28), (128, 8, 1, 120)]
+)
+def test_the_block_of_a_descriptor_holds_the_keys_of_a_tile(
+    period: int, group: int, top: int, low: int
+) -> None:
+    """In the order of the box's entries, which row limits and tests count by."""
+    keys = torch.arange(40 * period).reshape(40, period)
+    *_, periods, of_each, columns = sig.block_of(f"desc:{period}:{group}:64", 32)
+    block = keys[top : top + periods, low : low + of_each].flatten()
+    tiling = Tiling(k_cuts=(period,))
+    assert block.tolist() == entry_keys(top, ((low, group),), np.arange(32), tiling)["k"].tolist()
+    assert columns == 64
+
+
+def test_key_groups_have_a_descriptor_of_their_own() -> None:
+    columns = {"columns": {"stride": 32, "width": 4}}
+    any_of = [{"chunks": {"size": 32}}, columns]
+    pattern = Pattern.from_dict({"name": "f", "mask": {"all_of": ["causal", {"any_of": any_of}]}})
+    problem = Problem(head_dim=64, lengths=((4096, 4096),))
+    source = render(pattern, build(pattern, problem), problem)
+    assert source.grids[0].described == ((1, 1), (32, 4)) and source.periods == (32,)
+    assert dict(source.parameters)["K_4OF32_0"] == "desc:32:4:64"
+    assert "top = (y1_first + j // 4 - (k_first >> 5)).to(tl.int32)" in source.text
 
 
 @pytest.mark.parametrize(

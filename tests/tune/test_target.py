@@ -20,7 +20,7 @@ from sparsegen.tune import history, store, winners
 from sparsegen.tune.prune import CompilePool
 from sparsegen.tune.schedules import SCHEDULE, candidates_of, split, times_us
 from sparsegen.tune.space import Space
-from sparsegen.tune.target import KernelCandidate, KernelTarget
+from sparsegen.tune.target import KernelBench, KernelCandidate, KernelTarget
 from sparsegen.tune.tuner import Budget, TuneResult, tune
 
 PROBLEM = Problem(head_dim=64, heads=4, lengths=((1024, 1024), (4096, 4096)))
@@ -203,6 +203,21 @@ def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
         assert candidate._kernel.source == source
         assert candidate._kernel.config == choice.template.default(SMALL, GPU)
         assert candidate._call(8, 8, {}).tables == []
+
+
+def test_keys_of_the_checks_are_whole_periods_and_odd_timed_ones_bring_their_variant(monkeypatch):
+    dilated = Pattern.from_dict({"name": "d", "mask": {"dilated": {"size": 64, "dilation": 8}}})
+    even, odd = (target(dilated, replace(PROBLEM, lengths=((n, n),))) for n in (4096, 4100))
+    source, config = even.parts(even.default)
+    assert source.periods == (8,) and config["TMA"]
+    assert even.timed(source, config) == ("fast",)
+    assert odd.timed(source, config) == ("fast", "pointers")
+    bench = object.__new__(KernelBench)
+    bench.target = even
+    monkeypatch.setattr(bench, "_fresh", lambda q_len, kv_len, *rest, **more: (q_len, kv_len))
+    lengths = bench.small()
+    assert lengths and all(kv_len % 8 == 0 for _, kv_len in lengths)
+    assert any(q_len % 8 for q_len, _ in lengths)
 
 
 def test_a_timed_launch_is_prepared_once(tmp_path, monkeypatch):
