@@ -9,28 +9,19 @@ import numpy as np
 import pytest
 
 from sparsegen.schedule.branches import Branch
-from sparsegen.schedule.count import block_entries, cells, computed_cells, load
-from sparsegen.schedule.digits import axes_of, radices
-from sparsegen.schedule.dump import dump
-from sparsegen.schedule.forms import Lin, var
-from sparsegen.schedule.graph import graph
-from sparsegen.schedule.naming import shape
 from sparsegen.schedule.normalise import to_dnf
-from sparsegen.schedule.reach import position_limit
-from sparsegen.schedule.tiles import one_tile, query_tiles, tile_count, tile_rows, visit
+from sparsegen.schedule.tiles import query_tiles, visit
 from sparsegen.schedule.tiling import close
 from sparsegen.schedule.tree import (
     HeadClass,
-    Schedule,
     Segment,
     Span,
     Sweep,
     Tiling,
 )
-from sparsegen.schedule.verify import Call, ScheduleError, environment, execute, mask_of
+from sparsegen.schedule.verify import Call, environment, execute, mask_of
 from sparsegen.schedule.visible import _holds
 from tests.schedule.formulas import (
-    CUTS,
     branches_of,
     class_on,
     closed,
@@ -39,25 +30,20 @@ from tests.schedule.formulas import (
     random_branch,
     random_tiling,
 )
-
-RUNS = Tiling()
-STRIDED = "k <= q and (q - k < 128 or (q - k) % 128 == 0)"
-FIXED = "k <= q and (q // 128 == k // 128 or k % 128 >= 120)"
-AXIAL = "q // 64 == k // 64 or q % 64 == k % 64"
-DILATED = "(q - k) % 8 == 0 and k <= q and q - k <= 1016"
-GRID = "abs(q // 64 - k // 64) <= 8 and abs(q % 64 - k % 64) <= 8"
-BLOCK = (
-    "abs(q // 256 - k // 256) <= 1 and abs(q // 16 % 16 - k // 16 % 16) <= 4"
-    " and abs(q % 16 - k % 16) <= 4"
+from tests.schedule.tilings import (
+    AXIAL,
+    BLOCK,
+    DILATED,
+    FIXED,
+    FRAMES,
+    GRID,
+    MOD_4,
+    NEAR,
+    PACKED,
+    RUNS,
+    STRIDED,
+    on,
 )
-FRAMES = "(k // 256) % 16 == 0"
-NEAR = "k <= q and q - k <= "
-MOD_4 = f"(q - k) % 4 == 0 and {NEAR} 1020 or (q - k) % 2 == 0 and {NEAR} 510 or {NEAR} 255"
-PACKED = "(q - k) % 1024 == 0 and q - k >= 1024"
-
-
-def on(cuts: tuple[int, ...], extent: tuple[int, ...], k_cuts: tuple[int, ...] = ()) -> Tiling:
-    return Tiling(cuts, extent, k_cuts or cuts)
 
 
 def visible(branch: object, call: Call) -> np.ndarray:
@@ -311,231 +297,3 @@ def test_three_windows_in_one_query_tiling() -> None:
         env = query_tiles(n - 1024, 1024, 64, 0, n, s.tiling)  # far from the first key
         total.append(sum(visit(s, env, 64).tiles(64).values()))
     assert [set(t.tolist()) for t in total] == [{5}, {3}, {4}]
-
-
-# ---- query tiles ----
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_row_is_in_one_tile(seed: int) -> None:
-    rng = random.Random(f"rows {seed}")
-    tiling = random_tiling(rng)
-    start, n = rng.randint(-60, 60), rng.randint(0, 90)
-    env = query_tiles(start, n, 16, 0, 8, tiling)
-    found = np.zeros(n, int)
-    for i in range(tile_count(env)):
-        rows = tile_rows(one_tile(env, i), start, n, 16, tiling)
-        found[rows.q[rows.live] - start] += 1
-        steps = (1, *tiling.q_cuts)
-        names = ["q"] if len(steps) == 1 else [f"x{t}" for t in range(len(steps))]
-        assert np.array_equal(rows.q, sum(c * rows.digits[x] for c, x in zip(steps, names)))
-    assert (found == 1).all()
-
-
-def test_tiles_run_along_the_lowest_axis_first() -> None:
-    env = query_tiles(500, 600, 32, 0, 9, Tiling((8, 64), (4, 1)))
-    assert env["x0_first"][:4].tolist() == [0, 4, 0, 4] and env["x0_last"][:2].tolist() == [3, 7]
-    assert env["x1"][:5].tolist() == [0, 0, 1, 1, 2] and "x1_first" not in env
-    assert env["x2_first"].tolist() == [7] * 16 + [15] * 16  # 500 // 64, and 32 / 4 of them a tile
-    assert env["x2_last"].tolist() == [14] * 16 + [17] * 16
-    rows = tile_rows(one_tile(env, 3), 500, 600, 32, Tiling((8, 64), (4, 1)))
-    assert rows.q[:6].tolist() == [7 * 64 + 8 + n for n in (4, 5, 6, 7, 68, 69)]
-    assert rows.live[:6].tolist() == [False] * 4 + [True] * 2  # 500 is the first row
-
-
-def test_sweeps_of_few_rows() -> None:
-    env = query_tiles(10, 90, 16, 0, 9, rows=(5, 40))
-    assert env["q_first"].tolist() == [10, 26] and env["q_last"].tolist() == [25, 40]
-    assert tile_count(query_tiles(50, 9, 16, 0, 9, rows=(5, 40))) == 0
-
-
-def test_a_tile_must_hold_the_lower_digits() -> None:
-    with pytest.raises(ValueError, match="do not hold"):
-        query_tiles(0, 9, 8, 0, 9, Tiling((32,), (16,)))
-
-
-@pytest.mark.parametrize("cuts", CUTS)
-def test_lowering_is_exact(cuts: tuple[int, ...]) -> None:
-    axes = axes_of(Tiling(cuts, (1,) * len(cuts), cuts))
-    q, k = np.arange(-70, 70)[:, None], np.arange(0, 90)[None, :]
-    env = {}
-    for name, x in (("x", q), ("y", k)):
-        for t, radix in enumerate(radices(cuts)):
-            env[f"{name}{t}"], x = x % radix, x // radix
-        env[f"{name}{len(cuts)}"] = x
-    for text in (
-        "(q - k) % 24 <= 5",
-        "q // 4 - k // 12 >= 1",
-        "(q // 6) % 4 + k % 16 >= 9",
-        "q * k >= 7",
-    ):
-        for cube in (c for b in branches_of(text) for c in b.alts):
-            for r in cube:
-                lowered = axes.conjunct(r)
-                for one in (lowered.test(), replace(lowered, plain=None).test()):
-                    truth = np.broadcast_to(one.test({**env, "q": q, "k": k}), (140, 90))
-                    assert np.array_equal(
-                        truth, np.broadcast_to(r.test({"q": q, "k": k}), (140, 90))
-                    )
-
-
-# ---- verify sees faults ----
-
-
-def _fewer(s: Segment) -> Segment:
-    return replace(s, inner=tuple((lo, hi - 1) for lo, hi in s.inner))
-
-
-def _shifted(s: Segment) -> Segment:
-    return replace(s, inner=tuple((lo + 1, hi + 1) for lo, hi in s.inner))
-
-
-def _untested(s: Segment) -> Segment:
-    return replace(s, spans=tuple(replace(x, tests=()) for x in s.spans))
-
-
-def _too_full(s: Segment) -> Segment:
-    return replace(s, full_hi=None if s.full_hi is None else s.full_hi + 1)
-
-
-def _shorter(s: Segment) -> Segment:
-    return replace(s, tile_hi=s.tile_hi - 1)
-
-
-def _unguarded(s: Segment) -> Segment:
-    return replace(s, guards=())
-
-
-@pytest.mark.parametrize(
-    ("text", "tiling", "change", "call"),
-    [
-        ("k % 8 >= 5", Tiling((), (), (8,)), _fewer, (0, 16, 0, 64)),
-        ("(q - k) % 8 == 0 and k <= q", on((8,), (1,)), _shifted, (0, 64, 0, 64)),
-        ("abs(q % 8 - k % 8) <= 1", on((8,), (4,)), _untested, (0, 64, 0, 64)),
-        ("(q - k) % 8 == 0 and k <= q", on((8,), (1,)), _too_full, (0, 64, 0, 64)),
-        ("(q - k) % 8 == 0 and k <= q", on((8,), (1,)), _shorter, (0, 64, 0, 64)),
-        ("k % 8 >= 5", Tiling((), (), (8,)), _unguarded, (0, 16, 6, 64)),
-        ("k % 8 >= 5", Tiling((), (), (8,)), _untested, (0, 16, 0, 63)),  # the last key
-    ],
-)
-def test_verify_finds_a_fault(text: str, tiling: Tiling, change: object, call: Call) -> None:
-    one = class_on(text, tiling)
-    assert np.array_equal(execute(one, call, 4, 1), mask_of(mask(text), call))
-    (sweep,) = one.sweeps
-    broken = replace(sweep, segments=tuple(map(change, sweep.segments)))  # type: ignore[arg-type]
-    try:
-        got = execute(replace(one, sweeps=(broken,)), call, 4, 1)
-    except ScheduleError:  # a cell outside the keys
-        return
-    assert not np.array_equal(got, mask_of(mask(text), call))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda s: (replace(s[0], rows=(0, 9)), *s[1:]),
-        lambda s: (replace(s[0], split=True), *s[1:]),
-        lambda s: (s[0], replace(s[1], tiling=Tiling((128,), (2,)))),
-        lambda s: (s[0], replace(s[1], tiling=Tiling((128,), (1,), (128,)))),
-        lambda s: (s[0], replace(s[1], split=True)),
-    ],
-)
-def test_sweeps_that_no_kernel_runs(change: object) -> None:
-    one = class_on(STRIDED, RUNS, on((128,), (1,)))
-    execute(one, (0, 9, 0, 9), 16, 16)
-    with pytest.raises(ScheduleError):
-        execute(replace(one, sweeps=change(one.sweeps)), (0, 9, 0, 9), 16, 16)  # type: ignore[operator]
-
-
-# ---- the rest of the room ----
-
-
-def schedule_on(text: str, *tilings: Tiling) -> Schedule:
-    one = class_on(text, *tilings)
-    named = [
-        replace(w, segments=tuple(replace(s, name=shape(s)) for s in w.segments))
-        for w in one.sweeps
-    ]
-    limit = position_limit(s for w in named for s in w.segments)
-    return Schedule("bottom_right", (replace(one, sweeps=tuple(named)),), limit, label="by hand")
-
-
-def test_counts_go_over_all_sweeps() -> None:
-    schedule = schedule_on(FIXED, RUNS, Tiling((), (), (128,)))
-    n = 4096
-    assert cells(schedule, n, n) == 32 * (128 * 129 // 2) + 8 * 128 * (31 * 32 // 2)
-    assert computed_cells(schedule, n, n, 128, 128) == (32 + 46) * 128 * 128
-    got = load(schedule, n, n, 128, 128)
-    assert (got.heaviest, got.total) == (2, 32 + 46) and got.mean == (32 + 46) / 64
-    # blocks of runs: all up to the diagonal
-    assert block_entries(schedule, n, n, 128, 128).tolist() == [p + 1 for p in range(32)]
-
-
-def test_a_split_sweep_is_never_the_heaviest() -> None:
-    schedule = schedule_on("k <= q or k > q + 9", RUNS, RUNS)
-    (one,) = schedule.classes
-    split = replace(one, sweeps=(one.sweeps[0], replace(one.sweeps[1], split=True, rows=(0, 63))))
-    got = load(replace(schedule, classes=(split,)), 4096, 4096, 64, 64)
-    assert got.heaviest == 64 and got.total == 64 * 65 // 2 + 64
-
-
-@pytest.mark.parametrize(
-    ("text", "tiling"),
-    [
-        (DILATED, on((8,), (1,))),
-        (BLOCK, on((16, 256), (8, 2))),
-        (FRAMES, Tiling((), (), (256, 4096))),
-    ],
-)
-def test_positions_from_digits_fit_32_bits(text: str, tiling: Tiling) -> None:
-    """Up to about 2^30, where k - k_first may overflow: a lower digit is not as large as a position.
-
-    Tiles go on beyond the last one.
-    """
-    (branch,) = branches_of(text)
-    segment = closed(branch, tiling)
-    limit = position_limit([segment])
-    step = max(*tiling.q_cuts, *tiling.k_cuts)
-    assert 2**30 - 3 * 4096 * step <= limit <= 2**31 - 1 - 4096 * step
-    if tiling.q_cuts:
-        top = var(f"x{len(tiling.q_cuts)}_last")
-        more = replace(segment, inner=((top * (4 * step), Lin()),))
-        assert position_limit([more]) <= limit // 2
-
-
-def test_a_dump_and_a_graph_name_the_digits() -> None:
-    import networkx as nx
-
-    schedule = schedule_on(STRIDED, RUNS, on((128,), (1,)))
-    text = dump(schedule)
-    for line in (
-        "schedule by hand",
-        "  sweep queries cut at 128, tile 1",
-        "    segment strided (keys cut at 128): ",
-        "      y0    x0 .. x0",
-        "      tail  y1 <= row_hi",
-    ):
-        assert f"\n{line}" in f"\n{text}", text
-    (one,) = schedule.classes
-    split = replace(one.sweeps[0], rows=(0, 63), split=True)
-    text = dump(replace(schedule, classes=(replace(one, sweeps=(one.sweeps[1], split)),)))
-    assert "\n  sweep runs of queries from 0 to 63, keys split\n" in text
-    g = graph(schedule)
-    assert nx.shortest_path(g, "load0.0", "combine0") == [
-        "load0.0",
-        "segment0.0.band",
-        "load0.1",
-        "segment0.1.strided",
-        "combine0",
-    ]
-
-
-def test_names() -> None:
-    for text, tiling, name in (
-        (DILATED, on((8,), (1,)), "strided"),
-        (GRID, on((64,), (16,)), "box"),
-        (FRAMES, Tiling((), (), (256, 4096)), "stripes"),
-        (PACKED, on((1024,), (4,)), "box"),
-    ):
-        (branch,) = branches_of(text)
-        assert shape(closed(branch, tiling)) == name, text
