@@ -1,6 +1,6 @@
 """Forward attention beside FlexAttention and SDPA: one process, interleaved, random data, medians.
 
-    python benchmarks/forward.py [--cases NAME,NAME | plain | structured | long] [--peers all|quick|none]
+    python benchmarks/forward.py [--cases NAME,NAME | plain | structured | long] [--peers all|quick|none] [--kernels all|portable|hopper]
                                  [--out FILE.json] [--host] [--keep]
 
 For each case the schedules that the compiler proposes are compiled with a short list of configurations (``CONFIGS``),
@@ -8,7 +8,7 @@ checked against the float64 reference on short ragged inputs, and the fastest is
 6 ms warm-up, 30 ms measured, five rounds in turns, ratio of medians; the L2 cache is flushed before every launch; then each
 back to back at the power limit.  The floor of a case is the larger of its visible operations at the rate of a matrix
 product and its tensors at the speed of a copy, both measured in the same run.  ``--peers quick`` gives flex, instead of its
-own search of a minute a case, the configurations that this search had chosen before (peers.py): the fastest of them on
+own search of a minute a case, the configurations that this search had chosen before (torch_peers.py): the fastest of them on
 the real mask is measured in turns.  ``--keep`` adds lines to tuned/history.csv.  Setting up the mask costs sparsegen nothing; flex's is timed apart.
 """
 
@@ -24,11 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import peers
 import torch
 from contender import Contender, compare, history_lines
-from interleaved import in_turns
 
+from sparsegen.bench import torch_peers as peers
+from sparsegen.bench.interleaved import in_turns
 from sparsegen.launch import compile_many
 from sparsegen.paths import data_dir
 from sparsegen.schedule.count import cells
@@ -74,6 +74,8 @@ CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
     # name: mask, (heads, kv_heads), (head_dim, value_dim), length
     "causal_16k": ("causal", (16, 16), (128, 128), 16384),
     "window_4096_32k_gqa": ({"window": {"size": 4096}}, (16, 4), (128, 128), 32768),
+    "window_1024_64k": ({"window": {"size": 1024}}, (8, 8), (128, 128), 65536),
+    "window_4096_64k": ({"window": {"size": 4096}}, (8, 8), (128, 128), 65536),
     "window_1024_sinks_4_64k": (sinks(1024, 4), (8, 8), (128, 128), 65536),
     "window_4096_sinks_64_128k": (sinks(4096, 64), (8, 8), (128, 128), 131072),
     "causal_d96_16k": ("causal", (16, 16), (96, 96), 16384),
@@ -82,26 +84,34 @@ CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
     **{f"{name}_128k": (mask, SQUARE, SAME, 131072) for name, mask in LONG.items()},
 }
 GROUPS = {
-    "plain": list(CASES)[:6],
+    "plain": [n for n in CASES if n.endswith(("16k", "gqa", "64k", "sinks_64_128k"))],
     "structured": [n for n in CASES if n.endswith("_32k")],
     "long": [f"{n}_128k" for n in LONG],
 }
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "STAGES": 3, "TMA": True}
 LARGE = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "STAGES": 3, "TMA": True}
+WARPS = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
+HALF = WARPS | {"BLOCK_M": 64, "BLOCK_N": 64}
 # The best of 40 looked at for causal masks, windows and head_dim 96 to 192 (docs/performance.md).
 CONFIGS: tuple[dict[str, Any], ...] = (
     SMALL,
     SMALL | {"GROUP_HEADS": 1},
-    SMALL | {"STAGES": 2},
-    SMALL | {"TMA": False},
     SMALL | {"GROUP_HEADS": 1, "BLOCK_N": 32},
-    SMALL | {"BLOCK_N": 32, "STAGES": 4},
-    SMALL | {"BLOCK_N": 128, "STAGES": 2},
-    SMALL | {"PERSISTENT": True},
     LARGE,
-    LARGE | {"TMA": False},
-    LARGE | {"STAGES": 2},
     LARGE | {"BLOCK_N": 128, "TMA": False},
+    WARPS,
+    WARPS | {"GROUP_HEADS": 1},
+    WARPS | {"STAGES": 2},
+    WARPS | {"STAGES": 2, "PERSISTENT": True},
+    WARPS | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
+    WARPS | {"BLOCK_N": 64, "STAGES": 4, "PERSISTENT": True},
+    WARPS | {"BLOCK_N": 64, "STAGES": 3, "PERSISTENT": True, "GROUP_HEADS": 1},
+    HALF,
+    HALF | {"GROUP_HEADS": 1},
+    HALF | {"STAGES": 2, "GROUP_HEADS": 1},
+    HALF | {"STAGES": 2, "PERSISTENT": True},
+    HALF | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
+    HALF | {"BLOCK_N": 32, "PERSISTENT": True, "GROUP_HEADS": 1},
 )
 
 
@@ -152,6 +162,7 @@ def main() -> None:
     )
     parser.add_argument("--cases", default="plain")
     parser.add_argument("--peers", choices=["all", "quick", "none"], default="all")
+    parser.add_argument("--kernels", choices=["all", "portable", "hopper"], default="all")
     parser.add_argument("--out", default="forward.json")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--host", action="store_true", help="also measure the host time of a call")
@@ -166,7 +177,9 @@ def main() -> None:
     for name in names:
         mask, heads, dims, length = CASES[name]
         cases.append(Contender(name, mask, length, heads, dims))
-    jobs = [(made, job) for made in cases for job in made.jobs(gpu, CONFIGS, folder)]
+    wanted = ("portable", "hopper") if options.kernels == "all" else (options.kernels,)
+    configs = [c for c in CONFIGS if c.get("KERNEL", "portable") in wanted]
+    jobs = [(made, job) for made in cases for job in made.jobs(gpu, configs, folder)]
     print(f"schedules chosen in {time.time() - start:.0f} s", flush=True)
     start = time.time()
     outcomes = compile_many([job for _, job in jobs])

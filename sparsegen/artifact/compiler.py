@@ -25,13 +25,21 @@ from sparsegen.artifact.rendering import (
 from sparsegen.artifact.store import default_root
 from sparsegen.artifact.tools import tool_version
 from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.tune.schedules import candidates_of, joined, labels_of, split, times_us
+from sparsegen.tune.schedules import (
+    candidates_of,
+    joined,
+    labels_of,
+    split,
+    times_of,
+    times_us,
+)
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource
     from sparsegen.launch import Binary
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.pattern import Pattern
+    from sparsegen.tune.tuner import TuneResult
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +150,7 @@ class Compiler:
             request.tune if result.complete else "off",  # a study that was kept out reached nothing
             result.time_us,
             result.baseline_us,
-            f"q_len, kv_len {request.problem.lengths[0]}; study in {result.storage}",
+            f"q_len, kv_len {request.problem.lengths[0]}{_kernels(result)}; study in {result.storage}",
             times_us(result.trials, target.labels),
         )
 
@@ -171,13 +179,20 @@ class Compiler:
         return built
 
 
+def _kernels(result: TuneResult) -> str:
+    """The best time of each kernel, where more than one was measured."""
+    times = times_of(result.trials, "KERNEL")
+    return "".join(f"; {name} {us:.1f} µs" for name, us in times.items()) if len(times) > 1 else ""
+
+
 def _write_texts(
     pattern: Pattern, schedule: Schedule, source: KernelSource, directory: Path
 ) -> None:
+    from sparsegen.launch.module import write_modules
     from sparsegen.schedule.dump import dump
 
     (directory / SCHEDULE).write_text(dump(schedule), encoding="utf-8")
-    (directory / SOURCE).write_text(source.text, encoding="utf-8")
+    write_modules(directory, source)
     (directory / PATTERN).write_text(pattern.to_yaml(), encoding="utf-8")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +20,8 @@ if TYPE_CHECKING:
     from sparsegen.spec.pattern import Pattern
     from sparsegen.spec.problem import Problem
 
-SCHEDULE, SOURCE, PATTERN = "schedule.txt", "kernel.py", "pattern.yaml"
+SCHEDULE, PATTERN = "schedule.txt", "pattern.yaml"
+SOURCE, HOPPER = "kernel.py", "hopper.py"  # as ``launch.module`` names them
 
 
 def schedule_of(pattern: Pattern, problem: Problem, label: str) -> Schedule:
@@ -63,10 +63,12 @@ def source_of(pattern: Pattern, problem: Problem, artifact: Artifact) -> KernelS
     if heads_and_masks(schedule) != (key.mask, key.head_rules, key.max_position, key.min_position):
         raise ArtifactError(f"{artifact.path}: {PATTERN} is not of the masks of its key")
     source = rendered(pattern, schedule, problem, key.template)
-    if hashlib.sha256(artifact.read(SOURCE)).hexdigest() != source.digest:
-        raise ArtifactError(
-            f"{artifact.path}: {SOURCE} is not what this version renders for the pattern; build it again"
-        )
+    texts = {SOURCE: source.text} | ({HOPPER: source.hopper.text} if source.hopper else {})
+    for name, text in texts.items():
+        if artifact.read(name) != text.encode():
+            raise ArtifactError(
+                f"{artifact.path}: {name} is not what this version renders for the pattern; build it again"
+            )
     return source
 
 

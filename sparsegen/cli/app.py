@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparsegen.cli import build, look, store
+from sparsegen.cli import bench, build, look, store
 from sparsegen.errors import SparsegenError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("schema")(look.schema)
 app.command("doctor")(look.doctor)
 app.command("compile")(build.compile)
 app.command("tune")(build.tune)
+app.command("bench")(bench.bench)
 app.command("warm")(build.warm)
 app.command("check")(build.check)
 

@@ -96,10 +96,14 @@ class Box:
             if not size.isdigit():
                 lines.append(f"{size} = {text.form(hi - lo + 1)}")
         lines.append(f"y{len(self.sizes)}_first = {text.form(self.seg.tile_lo)}")
-        if self.steady:
-            lines.append(f"n = tl.arange(0, {self.block})")
-            lines.append(f"k_rows = ({self._position(self.steps)}).to(tl.int64)")
         return tuple(lines)
+
+    def vectors(self) -> tuple[str, ...]:
+        """Lines before the loops that set where the keys of a tile lie, where that is the same on all tiles."""
+        if not self.steady:
+            return ()
+        rows = f"k_rows = ({self._position(self.steps)}).to(tl.int64)"
+        return f"n = tl.arange(0, {self.block})", rows
 
     def inside(self, needed: str) -> tuple[str, ...]:
         """Lines of a loop from entry j on; ``needed``: text that uses digits and ``k_pos``."""

@@ -33,6 +33,15 @@ class Grid:
         tuple[int, int], ...
     ] = ()  # keys that tensor descriptors load: see ``entries.descriptor_of``
 
+    @property
+    def queries(self) -> tuple[int, int] | None:
+        """(period, group) of a tensor descriptor of a tile's queries, as for keys; None: their rows are gathered."""
+        if not self.q_cuts:
+            return 1, 1
+        if len(self.q_cuts) > 1 or 16 % self.extent[0]:
+            return None
+        return self.q_cuts[0], self.extent[0]
+
     def heads_of(self, heads: int) -> int:
         """How many of the query heads take part."""
         if self.heads is None:

@@ -5,6 +5,7 @@ Jinja places these; it computes nothing.  ``planner`` fills them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparsegen.spec.expr import Term
@@ -82,8 +83,10 @@ class SegmentPlan:
     corner: tuple[
         str, ...
     ]  # a box that a descriptor loads: top and low digit that a key tile starts at
+    box_shape: str  # what a descriptor loads, between batch, head and columns: "BLOCK_N", or periods and their group
     loop: Loop
     box_lines: tuple[str, ...]  # set the first digits and the sizes of a box; () for a run of keys
+    box_vectors: tuple[str, ...]  # set where the keys of any tile lie, where that never changes
     table: WalkPlan | None
 
 
@@ -101,7 +104,8 @@ class ClassPlan:
 class RowsPlan:
     """Rows of a query tile as Triton text."""
 
-    lines: tuple[str, ...]  # set q_pos, rows, live_rows, and the symbols of the tile
+    scalars: tuple[str, ...]  # set live_rows > 0 where some row is a query, and the tile's symbols
+    vectors: tuple[str, ...]  # set q_pos and rows, and what differs between the rows
     gathered: bool  # rows lie anywhere in memory, at ``rows``; else one after the other, at ``row + rows``
     valid: str  # rows that are queries of the call
     stored: str  # rows of the outputs that this tile writes
@@ -131,6 +135,46 @@ class LaunchPlan:
     runs: bool  # some segment's keys are one run
     split: SplitPlan | None
     combine: bool
+
+
+@dataclass(frozen=True)
+class QueryBox:
+    """How a descriptor loads 64 queries of a tile, as text."""
+
+    descriptor: str  # its name, without the chunk's number
+    corner: str  # where the box of consumer ``i`` starts, between head and column
+    shape: str  # between head and columns
+
+
+@dataclass(frozen=True)
+class HopperLaunch:
+    """What the warp-specialised kernel knows of a launch besides the ``LaunchPlan``."""
+
+    number: int
+    queries: QueryBox | None  # None: consumers gather their queries
+    row_names: tuple[str, ...]  # what differs between the rows of a tile
+    narrow: tuple[str, ...]  # key tiles of segments with a size of their own
+
+
+@dataclass(frozen=True)
+class HopperPlan:
+    """What ``templates/forward/hopper.py.jinja`` reads besides the ``ForwardPlan``."""
+
+    entry: str
+    dtype: str  # of keys and values, by Gluon's name
+    parameters: tuple[str, ...]
+    types: tuple[str, ...]
+    constexprs: tuple[str, ...]
+    parameter_lines: tuple[str, ...]  # of the kernel
+    inner_parameter_lines: tuple[
+        str, ...
+    ]  # of its partitions: shared memory, then the kernel's own
+    inner_argument_lines: tuple[str, ...]
+    launches: Mapping[str, HopperLaunch]  # by function: those that it does
+    narrow: int  # rows of the largest key tile of a size of its own; 0 where there is none
+    widths: tuple[int, ...]  # of the column chunks
+    accs: str  # the accumulators, as the inside of a tuple
+    staging: tuple[int | None, ...]  # by output chunk: the query chunk of the same width, if any
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from sparsegen.codegen.plan import Chunk, ClassPlan, ForwardPlan, LaunchPlan, Sp
 from sparsegen.codegen.rows import rows_plan, varying
 from sparsegen.codegen.segments import Around, descriptor_name, segment_plan, symbols
 from sparsegen.codegen.terms import Terms, tables_of
+from sparsegen.codegen.text import lines_of
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule.chunks import MOST_CHUNKS
 from sparsegen.schedule.tree import HeadClass, Schedule, Sweep
@@ -85,19 +86,12 @@ def make_plan(
         parameters=parameters,
         types=types,
         constexprs=(*constexprs, *which, "PERSISTENT"),
-        parameter_lines=(*_lines(parameters), *_lines(f"{c}: tl.constexpr" for c in constexprs)),
-        argument_lines=(*_lines(parameters), *_lines(constexprs)),
+        parameter_lines=(
+            *lines_of(parameters),
+            *lines_of(f"{c}: tl.constexpr" for c in constexprs),
+        ),
+        argument_lines=(*lines_of(parameters), *lines_of(constexprs)),
     )
-
-
-def _lines(names: Iterable[str], width: int = 96) -> list[str]:
-    """Names as the lines of a list, each closed by a comma."""
-    lines = [""]
-    for name in names:
-        if lines[-1] and len(lines[-1]) + len(name) + 2 > width:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + name + ","
-    return lines
 
 
 def _parameters(

@@ -24,12 +24,9 @@ def rows_plan(launch: Launch, used: frozenset[str]) -> RowsPlan:
         )
     if "q_last" in used:
         lines += ("q_last = q_first + tl.maximum(live_rows, 1) - 1",)
-    lines += (
-        "rows = tl.arange(0, BLOCK_M)",
-        "q_pos = q_first + rows",
-    )
+    vectors = ("rows = tl.arange(0, BLOCK_M)", "q_pos = q_first + rows")
     stored = "rows < live_rows" if launch.chained else "row + rows < q_rows"
-    return RowsPlan(lines, gathered=False, valid="rows < live_rows", stored=stored)
+    return RowsPlan(lines, vectors, gathered=False, valid="rows < live_rows", stored=stored)
 
 
 def _some_rows(grid: Grid, rows: tuple[int, int]) -> tuple[str, ...]:
@@ -55,6 +52,7 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
     grid = launch.grid
     lines, digits, on_axis = [f"first_query = {FIRST}", f"# {_said(grid)}"], [], []
     over, below = 1, 1  # tiles, and rows of a tile, in one step along the axis at hand
+    last_used = set(used) | ({"x0_last"} if len(grid.q_cuts) == 1 else set())
     for t, (radix, size, tiles) in enumerate(zip(grid.radices, grid.extent, grid.lower_tiles)):
         place = f"{_over('tile', over)} % {tiles}"
         over *= tiles
@@ -62,7 +60,7 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
             lines.append(f"x{t} = ({place}).to(POSITION)")
             continue
         lines.append(f"x{t}_first = ({place} * {size}).to(POSITION)")
-        if f"x{t}_last" in used:
+        if f"x{t}_last" in last_used:
             end = f"x{t}_first + {size - 1}"
             lines.append(
                 f"x{t}_last = {f'tl.minimum({end}, {radix - 1})' if radix % size else end}"
@@ -78,17 +76,34 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
     if f"x{top}_last" in used:
         last = text.floor_by("(first_query + q_len - 1)", step)
         lines.append(f"x{top}_last = tl.minimum(x{top}_first + {long} - 1, {last})")
-    lines.append("i = tl.arange(0, BLOCK_M)")
     digits.append(f"x{top} = x{top}_first + {_over('i', below)}")
-    lines += [
+    exists = " & ".join(["(rows >= 0)", *on_axis])
+    vectors = [
+        "i = tl.arange(0, BLOCK_M)",
         *digits,
         f"q_pos = {text.from_digits('x', grid.q_cuts)}",
         "rows = (q_pos - first_query).to(tl.int64)",
+        f"live = {exists} & (rows < q_len)",
     ]
-    exists = " & ".join(["(rows >= 0)", *on_axis])
-    lines += [f"live = {exists} & (rows < q_len)", "live_rows = tl.sum(live.to(tl.int32), 0)"]
+    if top == 1:
+        lines.append(f"live_rows = {_rows_of_class(grid, long)}")
+    else:
+        vectors.append("live_rows = tl.sum(live.to(tl.int32), 0)")
     stored = "live" if launch.chained else f"{exists} & (rows < q_rows)"
-    return RowsPlan(tuple(lines), gathered=True, valid="live", stored=stored)
+    return RowsPlan(tuple(lines), tuple(vectors), gathered=True, valid="live", stored=stored)
+
+
+def _rows_of_class(grid: Grid, long: str) -> str:
+    """How many values of the top digit have a query of the call beside one lower digit, without a vector's sum.
+
+    A sum over rows goes through shared memory, and the first keys wait for it.
+    """
+    (step,), (size,) = grid.q_cuts, grid.extent
+    first, last = ("x0", "x0") if size == 1 else ("x0_first", "x0_last")
+    lowest = text.floor_by(f"(first_query - {last} + {step - 1})", step)
+    highest = text.floor_by(f"(first_query + q_len - 1 - {first})", step)
+    end = f"tl.minimum(x1_first + {long} - 1, {highest})"
+    return f"({end} - tl.maximum(x1_first, {lowest}) + 1).to(tl.int32)"
 
 
 def _over(name: str, n: int) -> str:

@@ -57,8 +57,10 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
         tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
         descriptor=descriptor_name("", described) if described else "",
         corner=Box(seg, block).corner if described and seg.tiling.k_cuts else (),
+        box_shape=_box_shape(described),
         loop=_loop(seg, full_lo is not None, walk, around),
         box_lines=Box(seg, block).before() if seg.tiling.k_cuts else (),
+        box_vectors=Box(seg, block).vectors() if seg.tiling.k_cuts else (),
         table=walk,
     )
 
@@ -68,6 +70,13 @@ def descriptor_name(tensor: str, described: tuple[int, int]) -> str:
     period, group = described
     kind = "DESC" if period == 1 else f"EVERY{period}_" if group == 1 else f"{group}OF{period}_"
     return f"{tensor}_{kind}"
+
+
+def _box_shape(described: tuple[int, int] | None) -> str:
+    if described is None:
+        return ""
+    period, group = described
+    return "BLOCK_N" if period == 1 else f"BLOCK_N // {group}, {group}"
 
 
 def symbols(seg: Segment) -> frozenset[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from sparsegen.codegen.grids import Grid, launches_of
-from sparsegen.codegen.plan import ForwardPlan, Table
+from sparsegen.codegen.hopper import gluon, hopper_plan
+from sparsegen.codegen.plan import ForwardPlan, HopperPlan, Table
 from sparsegen.codegen.planner import make_plan
 from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
@@ -34,6 +36,8 @@ class KernelSource:
     position_limit: int
     max_position: int | None
     min_position: int | None
+    hopper: KernelSource | None = None  # the warp-specialised text, where it does any launch
+    launches: tuple[int, ...] = ()  # those that this text does: all of a portable one
 
     @property
     def periods(self) -> tuple[int, ...]:
@@ -43,8 +47,9 @@ class KernelSource:
 
     @property
     def digest(self) -> str:
-        """sha256 of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        """sha256 of the text, and of the warp-specialised one with it."""
+        texts = self.text + (self.hopper.text if self.hopper else "")
+        return hashlib.sha256(texts.encode()).hexdigest()
 
 
 def render(
@@ -53,9 +58,10 @@ def render(
     """Render ``template`` for one pattern.  Raises ``UnsupportedError`` for what the template cannot do."""
     which = load_template(template)
     plan = make_plan(pattern, schedule, problem, which.name, which.entry, which.constexprs)
-    return KernelSource(
+    grids = tuple(launch.grid for launch in launches_of(schedule))
+    source = KernelSource(
         template=which.name,
-        text=_text(which, plan),
+        text=_text(which, "kernel.py.jinja", plan=plan),
         entry=plan.entry,
         dtype=problem.dtype,
         head_dim=problem.head_dim,
@@ -63,14 +69,28 @@ def render(
         parameters=tuple(zip(plan.parameters, plan.types)),
         constexprs=plan.constexprs,
         tables=plan.tables,
-        grids=tuple(launch.grid for launch in launches_of(schedule)),
+        grids=grids,
         position_limit=schedule.position_limit,
         max_position=schedule.max_position,
         min_position=schedule.min_position,
+        launches=tuple(range(len(grids))),
     )
+    hopper = hopper_plan(plan, grids, problem.dtype)
+    if hopper is None:
+        return source
+    text = _text(which, "hopper.py.jinja", plan=plan, hopper=hopper)
+    special = replace(
+        source,
+        text=text,
+        entry=hopper.entry,
+        parameters=tuple(zip(hopper.parameters, hopper.types)),
+        constexprs=hopper.constexprs,
+        launches=tuple(launch.number for launch in hopper.launches.values()),
+    )
+    return replace(source, hopper=special)
 
 
-def _text(template: Template, plan: ForwardPlan) -> str:
+def _text(template: Template, file: str, **given: ForwardPlan | HopperPlan) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -80,12 +100,14 @@ def _text(template: Template, plan: ForwardPlan) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    text = environment.get_template("kernel.py.jinja").render(plan=plan)
+    environment.filters["gluon"] = gluon
+    text = environment.get_template(file).render(**given)
     lines = [line.rstrip() for line in text.splitlines()]
     tidy = [
         line for i, line in enumerate(lines) if line or (i and lines[i - 1])
     ]  # no two blank lines from Jinja
-    text = "\n".join(tidy).strip("\n").replace("\n\n@triton.jit", "\n\n\n@triton.jit") + "\n"
+    text = "\n".join(tidy).strip("\n") + "\n"
+    text = re.sub(r"\n+(@triton\.jit|@gluon\.)", r"\n\n\n\1", text)
     ast.parse(
         text
     )  # a template that renders no Python is a bug of ours: fail here and not in Triton

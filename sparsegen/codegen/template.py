@@ -15,7 +15,8 @@ from sparsegen.paths import data_dir
 from sparsegen.spec.gpu import Gpu
 from sparsegen.spec.problem import Problem
 
-LAUNCH_OPTIONS = ("num_warps",)  # knobs that Triton takes; every other knob is a tl.constexpr
+LAUNCH_OPTIONS = ("num_warps",)  # knobs that Triton takes
+CHOICES = ("KERNEL",)  # knobs that choose a text; every other knob is a tl.constexpr
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Template:
 
     @property
     def constexprs(self) -> tuple[str, ...]:
-        return tuple(k.name for k in self.knobs if k.name not in LAUNCH_OPTIONS)
+        return tuple(k.name for k in self.knobs if k.name not in LAUNCH_OPTIONS + CHOICES)
 
     def default(self, problem: Problem, gpu: Gpu) -> LaunchConfig:
         """What is launched where nothing was measured.
@@ -58,6 +59,10 @@ class Template:
         for knob in self.knobs:
             if v.get(knob.name) not in knob.choices:
                 return f"{knob.name}={v.get(knob.name)} is not one of {list(knob.choices)}"
+        if v["KERNEL"] == "hopper":
+            from sparsegen.codegen.hopper import unfit
+
+            return unfit(v, problem, gpu)
         if v["TMA"] and not (
             gpu.backend == "cuda" and isinstance(gpu.arch, int) and gpu.arch >= 90
         ):

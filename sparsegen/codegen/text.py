@@ -33,6 +33,16 @@ def floor_by(name: str, m: int) -> str:
     return f"({name} >> {m.bit_length() - 1})" if m & (m - 1) == 0 else f"floor_div({name}, {m})"
 
 
+def lines_of(names: Iterable[str], width: int = 96) -> tuple[str, ...]:
+    """Names as the lines of a list, each closed by a comma."""
+    lines = [""]
+    for name in names:
+        if lines[-1] and len(lines[-1]) + len(name) + 2 > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + name + ","
+    return tuple(lines)
+
+
 COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
 
 

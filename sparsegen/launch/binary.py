@@ -19,10 +19,10 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import ToolchainError
 from sparsegen.launch import signature as sig
+from sparsegen.launch.module import HOPPER_MODULE, ast_source, write_modules
 from sparsegen.launch.sass import listing_of, unset_registers
 from sparsegen.spec.gpu import Gpu
 
-MODULE = "kernel.py"  # name of the rendered module beside its binaries
 KEPT = (
     ".json",
     ".cubin",
@@ -56,14 +56,14 @@ def compile_kernel(
     Raises ``CompileError`` when the compiler refuses.  Triton's own cache is not used or touched.
     """
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / MODULE).write_text(source.text)
+    module = write_modules(directory, source)
     with _isolated_triton() as triton:
         parts = [
-            _compile_launch(triton, source, config, variant, gpu, directory, i)
+            _compile_launch(triton, source, config, variant, gpu, directory, module, i)
             for i in range(len(source.grids))
         ]
-    (directory / MODULE).unlink()
+    for written in (module, module.with_name(HOPPER_MODULE)):
+        written.unlink(missing_ok=True)
     return Binary(
         variant,
         source.entry,
@@ -92,23 +92,23 @@ def _compile_launch(
     variant: str,
     gpu: Gpu,
     directory: Path,
+    module: Path,
     launch: int,
 ) -> Binary:
     from triton.backends.compiler import GPUTarget
 
-    from sparsegen.launch.module import ast_source
-
     folder = folder_of(source, directory, launch)
     folder.mkdir(exist_ok=True)
-    unit = ast_source(directory / MODULE, source, config, variant, launch)
+    unit = ast_source(module, source, config, variant, launch)
+    entry = sig.unit(source, config, variant, launch)[0].entry
     target = GPUTarget(gpu.backend, gpu.arch, gpu.warp_size)
     part = f", launch {launch}" if len(source.grids) > 1 else ""
-    what = f"{source.entry} ({variant}, {config}{part}) for {gpu.name}"
+    what = f"{entry} ({variant}, {config}{part}) for {gpu.name}"
     try:
         # where ptxas refuses, Triton prints the whole PTX: thousands of lines that are no message
         with contextlib.redirect_stdout(io.StringIO()):
             compiled = triton.compile(
-                unit, target=target, options=sig.options(source, config, variant)
+                unit, target=target, options=sig.options(source, config, variant, launch)
             )
     except Exception as error:  # Triton raises many unrelated types; all of them mean "refused"
         raise CompileError(f"{what}: {_reason(error)}") from error
@@ -119,10 +119,10 @@ def _compile_launch(
             files.append((folder / name).relative_to(directory).as_posix())
     registers, spills = None, None
     if gpu.backend == "cuda":
-        registers, spills = _resources(folder, source.entry)
-        _refuse_broken(folder, source.entry, what)
+        registers, spills = _resources(folder, entry)
+        _refuse_broken(folder, entry, what)
     shared = int(compiled.metadata.shared)
-    return Binary(variant, source.entry, folder, tuple(files), registers, spills, shared)
+    return Binary(variant, entry, folder, tuple(files), registers, spills, shared)
 
 
 class _isolated_triton:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STRIDE_LIMIT = 1 << 23  # elements; 128 rows of a tile then stay inside 32 bits
 _ALIGNED = "pointers on 16 bytes, strides multiples of 8 elements, those of rows below 2^23, positions within 32-bit arithmetic"
 VARIANT_GUARDS = {
-    sig.FAST: f"{_ALIGNED}; with TMA also no zero strides of keys and values, at least one key and no per-batch kv_lengths",
+    sig.FAST: f"{_ALIGNED}; with descriptors also no zero strides, at least one key and no per-batch kv_lengths",
     sig.POINTERS: _ALIGNED,
     sig.GENERAL: "always",
 }
@@ -122,8 +122,18 @@ class _Step:
 
     run: Callable[[int, tuple[Any, ...]], None]
     programs: int
-    boxes: tuple[bool, ...]  # which descriptors it takes
+    boxes: tuple[
+        int | None, ...
+    ]  # its descriptors by their numbers; None: one that it does not take
     rest: tuple[Any, ...]  # the arguments after them
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The launches of a variant that have any program, and the descriptors that they take."""
+
+    steps: tuple[_Step, ...]
+    boxes: tuple[_Box, ...]
 
 
 class Launch:
@@ -141,7 +151,7 @@ class Launch:
         aligned = _aligned(strides) and (
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
-        self._tma = bool(kernel.config["TMA"])
+        self._tma = sig.by_boxes(kernel.config)
         boxes = aligned and self._tma and _describable(strides, k.shape[2], call)
         # in the order in which they are preferred; misaligned addresses leave the last one alone
         self._holding = tuple(
@@ -149,13 +159,9 @@ class Launch:
             for name in sig.variants(kernel.source, kernel.config)
             if name == sig.GENERAL or (aligned and (name == sig.POINTERS or boxes or not self._tma))
         )
-        self._boxes: tuple[
-            _Box | None, ...
-        ] = ()  # made when first needed, from tensors that are aligned
-        descriptors = sum(kind.startswith("desc:") for _, kind in kernel.source.parameters)
-        self._no_descriptors = (None,) * descriptors
         self._partials = self._sizes.partials(kernel.source)
-        self._steps: dict[str, tuple[_Step, ...]] = {}
+        # made when first needed: descriptors are checked with tensors that are aligned
+        self._prepared: dict[str, _Prepared] = {}
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, variant: str | None = None
@@ -174,45 +180,76 @@ class Launch:
                     f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
                 )
             chosen = variant
-        steps = self._steps.get(chosen)
-        if steps is None:
-            steps = self._steps[chosen] = self._prepare(chosen)
+        prepared = self._prepared.get(chosen)
+        if prepared is None:
+            prepared = self._prepared[chosen] = self._prepare(chosen, (q, k, v))
         if self._partials:
             # of this call alone: the allocator hands it on only after what is launched on this stream
             room = lse.new_empty(sum(self._partials))
             addresses += (room.data_ptr(), room.data_ptr() + 4 * self._partials[0])
-        descriptors: Any = self._no_descriptors
-        if self._tma and chosen == sig.FAST and steps:
-            self._boxes = self._boxes or _boxes(self._kernel, k, v, steps)
-            descriptors = [box and box.around(k if box.of_keys else v) for box in self._boxes]
-        for step in steps:
-            given = [d if takes else None for d, takes in zip(descriptors, step.boxes)]
+        tensors = (q, k, v)
+        boxes = [box.around(tensors[box.of]) for box in prepared.boxes]
+        for step in prepared.steps:
+            given = [None if i is None else boxes[i] for i in step.boxes]
             step.run(step.programs, (*addresses, *given, *step.rest))
         return chosen
 
-    def _prepare(self, variant: str) -> tuple[_Step, ...]:
-        """The launches of a variant that have any program."""
+    def _prepare(self, variant: str, tensors: tuple[Any, Any, Any]) -> _Prepared:
+        """The launches of a variant that have any program; ``tensors``: q, k, v."""
         source, config = self._kernel.source, self._kernel.config
-        steps = []
+        steps, boxes = [], _Boxes(tensors)
         for i, grid in enumerate(source.grids):
-            used = variant
-            if (
-                variant == sig.FAST
-                and self._tma
-                and not whole_periods(grid, self._kv_rows, self._call)
-            ):
-                used = sig.POINTERS  # this launch alone
+            used = variant if self._takes(variant, grid, i) else sig.POINTERS  # this launch alone
             loaded = self._kernel.loaded(used, self._device, i)
             sizes, programs = self._sizes.of_launch(source, grid, self._call, loaded.block_m)
-            rest = packed(self._strides, sizes, self._call, loaded.nothing)
             if loaded.persistent:
                 programs = min(programs, loaded.resident)
             if programs:
-                fixed = sig.constants(source, config, used, i)
-                names = [n for n, kind in source.parameters if kind.startswith("desc:")]
-                boxes = tuple(n not in fixed for n in names)
-                steps.append(_Step(loaded.run, programs, boxes, (*rest, *loaded.constants)))
-        return tuple(steps)
+                rest = packed(self._strides, sizes, self._call, loaded.nothing)
+                taken = boxes.numbers(source, config, used, i)
+                steps.append(_Step(loaded.run, programs, taken, (*rest, *loaded.constants)))
+        return _Prepared(tuple(steps), tuple(boxes.made))
+
+    def _takes(self, variant: str, grid: Grid, launch: int) -> bool:
+        """Whether a launch of the variant can view its tensors in whole periods, if it has to."""
+        if variant != sig.FAST or not self._tma:
+            return True
+        source, config = self._kernel.source, self._kernel.config
+        special = sig.unit(source, config, variant, launch)[1]["KERNEL"] == sig.HOPPER
+        rows = self._sizes.q_rows
+        return whole_periods(grid, self._kv_rows, self._call) and not (
+            special and not whole_queries(grid, rows, self._kv_rows, self._call)
+        )
+
+
+class _Boxes:
+    """The descriptors of a prepared variant, each made once; ``tensors``: q, k, v."""
+
+    def __init__(self, tensors: tuple[Any, Any, Any]):
+        self._tensors = tensors
+        self.made: list[_Box] = []
+        self._numbers: dict[tuple[str, str, int], int] = {}
+
+    def numbers(
+        self, source: KernelSource, config: LaunchConfig, variant: str, launch: int
+    ) -> tuple[int | None, ...]:
+        """Number of each descriptor that the text of a launch has a parameter for; None where it takes none."""
+        text, chosen = sig.unit(source, config, variant, launch)
+        fixed, rows = sig.constants(source, config, variant, launch), int(chosen["BLOCK_N"])
+        return tuple(
+            None if name in fixed else self._number(name, kind, rows)
+            for name, kind in text.parameters
+            if sig.described(kind) is not None
+        )
+
+    def _number(self, name: str, kind: str, rows: int) -> int:
+        key = name, kind, rows
+        if key not in self._numbers:
+            self._numbers[key] = len(self.made)
+            of = "QKV".index(name[0])
+            block = sig.block_of(kind, rows)
+            self.made.append(_Box(self._tensors[of], _period(kind), block, of))
+        return self._numbers[key]
 
 
 class _Box:
@@ -221,7 +258,7 @@ class _Box:
     The first one is made, and checked, by Triton's own constructor; the others differ in the address alone.
     """
 
-    def __init__(self, t: Any, period: int, block: list[int], of_keys: bool):
+    def __init__(self, t: Any, period: int, block: list[int], of: int):
         from triton.tools.tensor_descriptor import TensorDescriptor
 
         shape, strides = list(t.shape), [*strides_of(t), 1]
@@ -233,7 +270,7 @@ class _Box:
             TensorDescriptor,
             {n: x for n, x in vars(made).items() if n != "base"},
         )
-        self.of_keys = of_keys
+        self.of = of  # number of the tensor in q, k, v
 
     def around(self, t: Any) -> Any:
         descriptor = object.__new__(self._type)
@@ -253,9 +290,9 @@ def _aligned(strides: list[tuple[int, int, int]]) -> bool:
 
 
 def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) -> bool:
-    """Whether descriptors can describe the keys and values, and read nothing beyond the last valid key."""
+    """Whether descriptors can describe q, k and v, and read nothing beyond the last valid key."""
     return (
-        kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[1:3] for s in per)
+        kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[:3] for s in per)
     )
 
 
@@ -267,17 +304,16 @@ def whole_periods(grid: Grid, kv_rows: int, call: Call) -> bool:
     )
 
 
-def _boxes(kernel: Kernel, k: Any, v: Any, steps: Sequence[_Step]) -> tuple[_Box | None, ...]:
-    """One for every descriptor of the kernel that some launch takes: of fewer keys than a period there is no view."""
-    rows = int(kernel.config["BLOCK_N"])
-    taken = [any(flags) for flags in zip(*(step.boxes for step in steps))]
-    kinds = [(n, kind) for n, kind in kernel.source.parameters if sig.described(kind) is not None]
-    return tuple(
-        _Box(k if name[0] == "K" else v, _period(kind), sig.block_of(kind, rows), name[0] == "K")
-        if takes
-        else None
-        for (name, kind), takes in zip(kinds, taken)
-    )
+def whole_queries(grid: Grid, q_rows: int, kv_rows: int, call: Call) -> bool:
+    """The same of the queries, where a launch loads them through descriptors."""
+    if grid.queries is None or grid.queries[0] == 1:
+        return True
+    period, _ = grid.queries
+    own = (call.q_lengths, call.kv_starts, call.kv_lengths)
+    if call.relative and any(t is not None for t in own):
+        return False
+    first = call.q_start + (kv_rows - q_rows if call.relative else 0)
+    return q_rows % period == 0 and first % period == 0
 
 
 def _period(kind: str) -> int:

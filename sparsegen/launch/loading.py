@@ -47,10 +47,10 @@ class Loaded:
         self._function, self._metadata = compiled.function, compiled.packed_metadata
         self._device, self._current = device, torch.cuda.current_device
         self._stream = driver.active.get_current_stream
-        self.constants = (None,) * len(source.constexprs)  # they are in the binary
-        chosen = sig.variant_config(source, config, variant)
+        text, chosen = sig.unit(source, config, variant, launch)
+        self.constants = (None,) * len(text.constexprs)  # they are in the binary
         self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
-        threads = int(chosen["num_warps"]) * 32
+        threads = int(compiled.metadata.num_warps) * 32
         properties = torch.cuda.get_device_properties(device)
         by_registers = 65_536 // max(1, compiled.n_regs * threads)
         by_shared = properties.shared_memory_per_multiprocessor // (compiled.metadata.shared + 1024)
@@ -85,7 +85,8 @@ def _compiled(
     try:
         unit = ast_source(module, source, config, variant, launch)
         folder = folder_of(source, directory, launch)
-        files = {p.name: str(p) for p in sorted(folder.iterdir()) if p.stem == source.entry}
+        entry = sig.unit(source, config, variant, launch)[0].entry
+        files = {p.name: str(p) for p in sorted(folder.iterdir()) if p.stem == entry}
         compiled = CompiledKernel(unit, files, source.digest)
         compiled.run  # noqa: B018  loads the cubin and makes the launcher
     except FileNotFoundError as error:

@@ -11,6 +11,18 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.launch import signature as sig
 
+MODULE = "kernel.py"  # name of the rendered module beside its binaries
+HOPPER_MODULE = "hopper.py"  # of the warp-specialised one, where there is one
+
+
+def write_modules(folder: Path, source: KernelSource) -> Path:
+    """Write a kernel's texts into a folder and return the path of the portable one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if source.hopper is not None:
+        (folder / HOPPER_MODULE).write_text(source.hopper.text, encoding="utf-8")
+    (folder / MODULE).write_text(source.text, encoding="utf-8")
+    return folder / MODULE
+
 
 def load_module(path: Path, digest: str) -> Any:
     """Import the generated file.  Triton reads the source of its functions from the file, so it must stay there."""
@@ -33,13 +45,21 @@ def load_module(path: Path, digest: str) -> Any:
 def ast_source(
     path: Path, source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
 ) -> Any:
-    """Triton's ``ASTSource`` of one launch of a variant: types, constants and alignment are all fixed here."""
+    """Triton's ``ASTSource`` of one launch of a variant: types, constants and alignment are all fixed here.
+
+    ``path`` is where the portable text is; the warp-specialised one lies beside it.
+    """
+    text, chosen = sig.unit(source, config, variant, launch)
+    given = {
+        "signature": sig.signature(source, config, variant, launch),
+        "constexprs": sig.constants(source, config, variant, launch),
+        "attrs": sig.attributes(source, config, variant, launch),
+    }
+    if chosen["KERNEL"] == sig.HOPPER:
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        module = load_module(path.with_name(HOPPER_MODULE), text.digest)
+        return GluonASTSource(getattr(module, text.entry), **given)
     from triton.compiler import ASTSource
 
-    function = getattr(load_module(path, source.digest), source.entry)
-    return ASTSource(
-        fn=function,
-        signature=sig.signature(source, config, variant, launch),
-        constexprs=sig.constants(source, config, variant, launch),
-        attrs=sig.attributes(source, config, variant),
-    )
+    return ASTSource(getattr(load_module(path, source.digest), text.entry), **given)

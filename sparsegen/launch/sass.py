@@ -1,44 +1,56 @@
-"""A look at the machine code: does the assembler's output read a uniform register that nothing ever set?
+"""A look at the machine code: does the assembler's output read a uniform register that is not set on every way there?
 
-ptxas 12.8, which Triton 3.6 brings, does that to the address of a tensor-core operand in some unpipelined loops
-(value tiles of 32 columns; seen 2026-11-29, head_dim 96 on an H200).  The kernel then gives wrong values or stops at an
-illegal address, and nothing else tells: the PTX is right.  Such a binary is refused.
+ptxas 12.8, which Triton 3.6 brings, does that to the addresses of tensor-core operands: in some unpipelined loops nothing
+sets them (value tiles of 32 columns; seen 2026-11-29, head_dim 96 on an H200), and where two loops use one
+operand they can be set inside the first alone, which short inputs skip (seen 2026-11-30, sinks before a window).
+The kernel then gives wrong values or stops at an illegal address, and nothing else tells: the PTX is right.  Such a
+binary is refused.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;")
+_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;(.*)")
+_LABEL = re.compile(r"^(\.L\w+):")
+_TARGET = re.compile(r"\.L\w+")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 _WRITERS = ("R2UR", "S2UR", "CS2UR", "VOTEU", "REDUX")  # besides all whose name starts with U
 _WIDTHS = {".64": 2, ".WIDE": 2, ".128": 4}
+_LEAVES = ("EXIT", "RET", "BRX", "JMP", "BRA")  # where control does not fall through
+ALL = frozenset(range(64))
+
+
+@dataclass
+class _Block:
+    """Instructions without a way in or out between them."""
+
+    code: list[tuple[str, str]] = field(default_factory=list)  # opcode, operands
+    after: list[str | int] = field(
+        default_factory=list
+    )  # blocks that may follow: labels, or numbers
 
 
 def unset_registers(listing: str) -> list[tuple[int, str]]:
-    """(register, instruction) of every uniform register that is read before anything writes it, in listing order.
+    """(register, instruction) of every uniform register that is read where some way leads to it without a write.
 
-    Loops need no care: what a loop carries is set before the loop.  Descriptors ``gdesc[URn]`` are not looked at, since an
-    operand from registers leaves half of one unset.
+    Writes under a predicate count as writes: what they leave out is read under the same predicate.
     """
     if "HGMMA" not in listing:
         return []  # the fault concerns Hopper's asynchronous matrix instructions
-    set_already: set[int] = set()
+    blocks, labels = _blocks(listing)
+    set_before = _set_before(blocks, labels)
     found = []
-    for opcode, operands in _instructions(listing):
-        first, *others = [part.strip() for part in operands.split(",")] or [""]
-        writes = _written(opcode, first)
-        reads = others if writes else [first, *others]
-        for part in reads:
-            if "gdesc[" in part:
-                continue
-            for number in map(int, _REGISTER.findall(part)):
-                if number not in set_already:
-                    found.append((number, f"{opcode} {operands}"))
-        set_already |= writes
+    for block, before in zip(blocks, set_before):
+        known = set(before)
+        for opcode, operands in block.code:
+            reads, writes = _reads_and_writes(opcode, operands)
+            found += [(n, f"{opcode} {operands}") for n in sorted(reads - known)]
+            known |= writes
     return found
 
 
@@ -50,11 +62,69 @@ def listing_of(cubin: Path, tool: Path) -> str:
     return run.stdout if run.returncode == 0 else ""
 
 
-def _instructions(listing: str) -> Iterator[tuple[str, str]]:
+def _blocks(listing: str) -> tuple[list[_Block], dict[str, int]]:
+    """The blocks in listing order, and which one a label starts."""
+    blocks, labels = [_Block()], {}
+    falls = True
     for line in listing.splitlines():
-        found = _LINE.match(line)
-        if found:
-            yield found[1], found[2]
+        if label := _LABEL.match(line):
+            if blocks[-1].code:
+                if falls:
+                    blocks[-1].after.append(len(blocks))
+                blocks.append(_Block())
+            labels[label[1]] = len(blocks) - 1
+            falls = True
+        elif found := _LINE.match(line):
+            predicate, opcode, operands, comment = found.groups()
+            if not falls:  # code behind a jump, without a label: nothing leads there
+                blocks.append(_Block())
+            blocks[-1].code.append((opcode, operands))
+            falls = True
+            name = opcode.split(".")[0]
+            if name in _LEAVES:
+                blocks[-1].after += _TARGET.findall(operands + comment)
+                conditional = predicate is not None or operands.startswith(("P", "!P", "U"))
+                if conditional:
+                    blocks[-1].after.append(len(blocks))
+                    blocks.append(_Block())
+                falls = conditional
+    return blocks, labels
+
+
+def _set_before(blocks: list[_Block], labels: dict[str, int]) -> list[frozenset[int]]:
+    """Registers that are set on every way to a block; all of them for one that no way leads to."""
+    before = [ALL] * len(blocks)
+    before[0] = frozenset()
+    todo = list(range(len(blocks)))
+    while todo:
+        i = todo.pop(0)
+        known = set(before[i])
+        for opcode, operands in blocks[i].code:
+            known |= _reads_and_writes(opcode, operands)[1]
+        for target in blocks[i].after:
+            j = labels.get(target) if isinstance(target, str) else target
+            if j is not None and j < len(blocks) and not before[j] <= known:
+                before[j] &= known
+                todo.append(j)
+    return before
+
+
+def _reads_and_writes(opcode: str, operands: str) -> tuple[set[int], set[int]]:
+    first, *others = [part.strip() for part in operands.split(",")] or [""]
+    writes = _written(opcode, first)
+    return _read(others if writes else [first, *others]), writes
+
+
+def _read(parts: Iterable[str]) -> set[int]:
+    out: set[int] = set()
+    for place, part in enumerate(parts):
+        numbers = [int(n) for n in _REGISTER.findall(part)]
+        if part.startswith("gdesc[") and numbers:
+            # both operands in shared memory, or the second alone: then the first half says nothing
+            half = 0 if place == 1 else 2
+            numbers = list(range(numbers[0] + half, numbers[0] + 4))
+        out.update(numbers)
+    return out
 
 
 def _written(opcode: str, first: str) -> set[int]:

@@ -7,12 +7,16 @@
     general   strides and positions in 64 bits, no assumption on alignment.  Any view, any length.
 
 The first whose guard holds is launched (``sparsegen.launch.kernel``).  Every launch of a source is a binary of its own.
+
+Where the configuration says ``KERNEL=hopper``, the launches of the fast variant that the warp-specialised text does are
+compiled from it; all others, and the other variants, are the portable text with the template's default tiles.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from sparsegen.codegen.hopper import ROWS as CONSUMER_ROWS
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.codegen.template import LAUNCH_OPTIONS
@@ -21,10 +25,20 @@ FAST, POINTERS, GENERAL = "fast", "pointers", "general"
 TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
+ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
+    "DO", "DLSE", "DELTA", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
+}  # fmt: skip
 
+
+PORTABLE, HOPPER = "portable", "hopper"  # values of the knob KERNEL
+# Registers a thread of the warp-specialised kernel at its start, by consumers: 65,536 a multiprocessor are enough for
+# one program of three warpgroups, or for two programs of two.
+MAX_REGISTERS = {2: 168, 1: 128}
+TWO_PROGRAMS = 128  # most value columns that one consumer of two such programs can accumulate
 
 # The same whatever was tuned: one binary serves all configurations.
 GENERAL_CONFIG: dict[str, Any] = {
+    "KERNEL": PORTABLE,
     "BLOCK_M": 32,
     "BLOCK_N": 32,
     "STAGES": 2,
@@ -38,11 +52,34 @@ GENERAL_CONFIG: dict[str, Any] = {
 
 def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
     """The variants that make an artifact complete, in the order in which their guards are tried."""
-    return (FAST, POINTERS, GENERAL) if config["TMA"] else (FAST, GENERAL)
+    return (FAST, POINTERS, GENERAL) if by_boxes(config) else (FAST, GENERAL)
+
+
+def by_boxes(config: LaunchConfig) -> bool:
+    """Whether the fast variant loads through tensor descriptors."""
+    return bool(config["TMA"]) or config["KERNEL"] == HOPPER
+
+
+def unit(
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int
+) -> tuple[KernelSource, LaunchConfig]:
+    """The text that a launch of a variant is compiled from, and the configuration it is compiled with."""
+    if config["KERNEL"] != HOPPER:
+        return source, variant_config(source, config, variant)
+    if variant == FAST and source.hopper is not None and launch in source.hopper.launches:
+        return source.hopper, config
+    return source, variant_config(source, _beside(source, config), variant)
+
+
+def _beside(source: KernelSource, config: LaunchConfig) -> LaunchConfig:
+    """What a portable kernel beside the warp-specialised one is compiled with: that one's tiles are too large for it."""
+    wide = max(source.head_dim, source.value_dim) > 192
+    tiles = {"BLOCK_M": 64, "BLOCK_N": 32 if wide else 64, "STAGES": 2 if wide else 3}
+    return LaunchConfig.of(config.as_dict() | tiles | {"KERNEL": PORTABLE, "TMA": True})
 
 
 def variant_config(source: KernelSource, config: LaunchConfig, variant: str) -> LaunchConfig:
-    """The configuration that a variant is compiled with: the tuned one, or small tiles that fit any layout.
+    """The configuration that a portable variant is compiled with: the tuned one, or small tiles that fit any layout.
 
     The general one keeps below 64 query rows, so below Hopper's asynchronous matrix instructions.  Its loads are too
     narrow to be pipelined, and ptxas 12.8 (Triton 3.6) then reads a register that was never set for the descriptor
@@ -62,40 +99,40 @@ def takes_descriptors(
     source: KernelSource, config: LaunchConfig, variant: str, launch: int
 ) -> bool:
     """Whether a launch loads keys through tensor descriptors."""
-    chosen = variant_config(source, config, variant)
-    return bool(chosen["TMA"]) and bool(source.grids[launch].described)
+    _, chosen = unit(source, config, variant, launch)
+    return by_boxes(chosen) and bool(source.grids[launch].described)
 
 
-def described(kind: str) -> tuple[int, int, int] | None:
-    """(period, group, columns) of a descriptor parameter's type, None for any other."""
+def described(kind: str) -> tuple[int, int, int, int] | None:
+    """(period, group, columns, rows) of a descriptor parameter's type, None for any other; 0 rows: a key tile's."""
     if not kind.startswith("desc:"):
         return None
-    period, group, columns = map(int, kind.split(":")[1:])
-    return period, group, columns
+    period, group, columns, *rows = map(int, kind.split(":")[1:])
+    return period, group, columns, rows[0] if rows else 0
 
 
 def block_of(kind: str, block_n: int) -> list[int]:
-    """What a descriptor of this type loads at once: [1, 1, keys, columns], or [1, 1, periods, group, columns]."""
+    """What a descriptor of this type loads at once: [1, 1, rows, columns], or [1, 1, periods, group, columns]."""
     found = described(kind)
     assert found is not None, kind
-    period, group, columns = found
-    return [1, 1, block_n, columns] if period == 1 else [1, 1, block_n // group, group, columns]
+    period, group, columns, rows = found
+    rows = rows or block_n
+    return [1, 1, rows, columns] if period == 1 else [1, 1, rows // group, group, columns]
 
 
 def constants(
     source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
 ) -> dict[str, Any]:
     """Values of the ``tl.constexpr`` parameters, and ``None`` for arguments that the variant does not use."""
-    chosen = variant_config(source, config, variant).values
-    values: dict[str, Any] = {n: v for n, v in chosen if n not in LAUNCH_OPTIONS}
-    values["WIDE"] = variant == GENERAL
-    values["TMA"] = takes_descriptors(source, config, variant, launch)
-    if len(source.grids) > 1:
-        values["SWEEP"] = launch
-    used = source.grids[launch].described if values["TMA"] else ()
-    for name, kind in source.parameters:
+    text, chosen = unit(source, config, variant, launch)
+    boxes = takes_descriptors(source, config, variant, launch)
+    known = dict(chosen.values) | {"WIDE": variant == GENERAL, "TMA": boxes, "SWEEP": launch}
+    values: dict[str, Any] = {n: known[n] for n in text.constexprs}
+    grid = source.grids[launch]
+    used = {"K": grid.described, "V": grid.described, "Q": (grid.queries,)} if boxes else {}
+    for name, kind in text.parameters:
         found = described(kind)
-        if found is not None and found[:2] not in used:
+        if found is not None and found[:2] not in used.get(name[0], ()):
             values[name] = None
     return values
 
@@ -104,40 +141,56 @@ def signature(
     source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
 ) -> dict[str, str]:
     """Triton's type of every parameter, by name, in the kernel's order."""
+    text, chosen = unit(source, config, variant, launch)
     fixed = constants(source, config, variant, launch)
     dtype = TRITON_DTYPE[source.dtype]
     out = {}
-    for name, kind in source.parameters:
+    for name, kind in text.parameters:
         if name in fixed:
             out[name] = "constexpr"
         elif kind.startswith("desc:"):
-            block = block_of(kind, int(config["BLOCK_N"]))
-            out[name] = f"tensordesc<{dtype}[{', '.join(map(str, block))}]>"
+            block = block_of(kind, int(chosen["BLOCK_N"]))
+            layout = _box_layout(block) if chosen["KERNEL"] == HOPPER else ""
+            out[name] = f"tensordesc<{dtype}[{', '.join(map(str, block))}]{layout}>"
         elif kind == "stride":
             out[name] = "i64" if variant == GENERAL else "i32"
         else:
             out[name] = f"*{dtype}" if kind == "*data" else kind
-    for name in source.constexprs:
+    for name in text.constexprs:
         out[name] = "constexpr"
     return out
 
 
+def _box_layout(block: list[int]) -> str:
+    """How a box lies in shared memory, as the type of a Gluon descriptor says it; elements of 2 bytes."""
+    from triton.experimental.gluon import language as gl
+
+    return f",{gl.NVMMASharedLayout.get_default_for(block, gl.float16)!r}"
+
+
 def attributes(
-    source: KernelSource, config: LaunchConfig, variant: str
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
 ) -> dict[tuple[int], list[list[Any]]]:
     """Divisibility that Triton may assume: of the tensors' addresses in bytes, of strides in elements."""
     if variant == GENERAL:
         return {}
     out = {}
-    for i, (name, kind) in enumerate(source.parameters):
+    text, _ = unit(source, config, variant, launch)
+    for i, (name, kind) in enumerate(text.parameters):
         if kind == "stride":
             out[(i,)] = [["tt.divisibility", STRIDE_MULTIPLE]]
-        elif name in ("Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"):
+        elif name in ALIGNED:
             out[(i,)] = [["tt.divisibility", ALIGNMENT]]
     return out
 
 
-def options(source: KernelSource, config: LaunchConfig, variant: str) -> dict[str, Any]:
+def options(
+    source: KernelSource, config: LaunchConfig, variant: str, launch: int = 0
+) -> dict[str, Any]:
     """Launch options of Triton.  Fused multiply-add is asked for by name: its default changes between versions."""
-    chosen = variant_config(source, config, variant)
-    return {name: chosen[name] for name in LAUNCH_OPTIONS} | {"enable_fp_fusion": True}
+    _, chosen = unit(source, config, variant, launch)
+    taken = {name: chosen[name] for name in LAUNCH_OPTIONS}
+    if chosen["KERNEL"] == HOPPER:
+        alone = int(chosen["BLOCK_M"]) == CONSUMER_ROWS and source.value_dim <= TWO_PROGRAMS
+        taken |= {"num_warps": 4, "maxnreg": MAX_REGISTERS[1 if alone else 2]}
+    return taken | {"enable_fp_fusion": True}

@@ -43,7 +43,7 @@ class Limits:
     """
 
     shared_bytes: int
-    spill_bytes: int = 32
+    spill_bytes: int = 64
 
 
 class CandidateSource(Protocol):

@@ -65,6 +65,16 @@ def split(config: LaunchConfig, labels: Sequence[str]) -> tuple[str, LaunchConfi
     return label, LaunchConfig.of(values)
 
 
+def times_of(trials: Iterable[Trial], knob: str) -> dict[str, float]:
+    """Best recorded time in µs by the value of a knob."""
+    best: dict[str, float] = {}
+    for trial in trials:
+        if trial.config is not None and trial.time_us is not None:
+            value = str(trial.config[knob])
+            best[value] = min(trial.time_us, best.get(value, trial.time_us))
+    return best
+
+
 def times_us(trials: Iterable[Trial], labels: Sequence[str]) -> dict[str, float]:
     """Best recorded time by label, of those schedules that have a complete trial."""
     best: dict[str, float] = {}

@@ -15,6 +15,7 @@ from sparsegen.tune.candidates import Compiled, Limits
 from sparsegen.tune.check import Case, check, fresh_inputs, sampled_rows, small_lengths
 from sparsegen.tune.measure import CudaClock
 from sparsegen.tune.schedules import candidates_of, joined, knobs_of, split
+from sparsegen.tune.space import Space
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource, Template
@@ -122,15 +123,29 @@ class KernelTarget:
     @property
     def default(self) -> LaunchConfig:
         """See ``CandidateSource``: the template's choice for the schedule that is predicted best."""
-        return self._default_of(self.labels[0])
+        plain = self.template.default(self.problem, self.gpu)
+        return joined(plain, self.labels[0], self.labels)
 
     @property
     def starts(self) -> tuple[LaunchConfig, ...]:
-        """The template's choice for each other schedule, best prediction first: no schedule goes unmeasured."""
-        return tuple(map(self._default_of, self.labels[1:]))
+        """What is measured first: the warp-specialised kernel where there is one, then each other schedule.
 
-    def _default_of(self, label: str) -> LaunchConfig:
-        return joined(self.template.default(self.problem, self.gpu), label, self.labels)
+        Best prediction first, so no schedule goes unmeasured.
+        """
+        first, *others = (self._starts_of(label) for label in self.labels)
+        return (*first[1:], *(c for starts in others for c in starts[:2]))
+
+    def _starts_of(self, label: str) -> list[LaunchConfig]:
+        """The template's choice for a schedule, and starts of its warp-specialised kernel."""
+        from sparsegen.codegen.hopper import starts
+
+        plain = self.template.default(self.problem, self.gpu)
+        special = dict(self.sources)[label].hopper is not None
+        found = starts(plain.as_dict(), self.problem, self.gpu) if special else ()
+        space = Space(self.template.knobs)
+        return [
+            joined(c, label, self.labels) for c in (plain, *(space.canonical(f) for f in found))
+        ]
 
     @property
     def limits(self) -> Limits:
@@ -139,7 +154,10 @@ class KernelTarget:
 
     def invalid(self, config: LaunchConfig) -> str | None:
         """See ``CandidateSource``."""
-        return self.template.invalid(self.parts(config)[1], self.problem, self.gpu)
+        source, plain = self.parts(config)
+        if plain["KERNEL"] == "hopper" and source.hopper is None:
+            return "KERNEL=hopper does no launch of this schedule"
+        return self.template.invalid(plain, self.problem, self.gpu)
 
     def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
         """See ``CandidateSource``; each variant in a folder of its name."""
@@ -159,7 +177,8 @@ class KernelTarget:
         """
         from sparsegen.launch import variants
 
-        return variants(source, config)[: 1 + any(self.kv_len % p for p in source.periods)]
+        odd = any(n % p for n in (self.q_len, self.kv_len) for p in source.periods)
+        return variants(source, config)[: 1 + odd]
 
     def bench(self) -> KernelBench:
         """See ``CandidateSource``.
@@ -208,13 +227,18 @@ class KernelBench:
         case = self.case
         return Case(case.q, case.k, case.v, case.keywords, rows=rows, watch=False)
 
-    def small(self) -> list[Case]:
-        """New short inputs of ragged lengths, all rows of which are compared."""
+    def small(self, whole_queries: bool = False) -> list[Case]:
+        """New short inputs of ragged lengths, all rows of which are compared.
+
+        Keys in whole periods, and queries where they are loaded so too: what the variants that a trial compiles take.
+        """
         lengths = small_lengths(self.target.q_len, self.target.kv_len)
         whole = math.lcm(*(p for _, source in self.target.sources for p in source.periods))
-        # keys in whole periods, which the variants that a trial compiles take
-        lengths = [(q_len, -(-kv_len // whole) * whole, size) for q_len, kv_len, size in lengths]
-        return [self._fresh(q_len, kv_len, size, batch=2) for q_len, kv_len, size in lengths]
+        of_queries = whole if whole_queries else 1
+        return [
+            self._fresh(_up_to(q_len, of_queries), _up_to(kv_len, whole), size, batch=2)
+            for q_len, kv_len, size in lengths
+        ]
 
     def _fresh(self, q_len: int, kv_len: int, size: float = 1.0, batch: int | None = None) -> Case:
         target = self.target
@@ -223,17 +247,22 @@ class KernelBench:
         )
 
 
+def _up_to(length: int, period: int) -> int:
+    """The next multiple of the period."""
+    return -(-length // period) * period
+
+
 class KernelCandidate:
     """One loaded configuration of one of the kernels."""
 
     def __init__(self, bench: KernelBench, config: LaunchConfig, folder: Path) -> None:
         from sparsegen.launch import Kernel
+        from sparsegen.launch.module import write_modules
 
         self._bench = bench
         self._target = bench.target
         source, plain = self._target.parts(config)
-        module = folder / "kernel.py"
-        module.write_text(source.text)
+        module = write_modules(folder, source)
         names = self._target.timed(source, plain)
         self._kernel = Kernel(source, plain, module, {name: folder / name for name in names})
         self._calls: dict[tuple[int, int], Any] = {}
@@ -242,7 +271,8 @@ class KernelCandidate:
     def check(self) -> str:
         """Short ragged inputs, then rows of what is timed."""
         pattern = self._target.pattern
-        for case in self._bench.small():
+        special = self._kernel.config["KERNEL"] == "hopper"
+        for case in self._bench.small(whole_queries=special):
             if wrong := check(self._run, case, pattern):
                 return wrong
         return check(self._run, self._bench.refresh(), pattern)

@@ -63,7 +63,7 @@ def test_every_command_has_help(words: list[str]) -> None:
     assert "--" in text.split("Options:")[1]
 
 
-@pytest.mark.parametrize("name", ["build.py", "look.py", "store.py"])
+@pytest.mark.parametrize("name", ["bench.py", "build.py", "look.py", "store.py"])
 def test_commands_are_thin(name: str) -> None:
     """At most 15 lines a body, and nothing is caught here."""
     tree = ast.parse((CLI / name).read_text(encoding="utf-8"))
@@ -277,7 +277,7 @@ def test_python_and_the_command_line_tune_alike() -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
 def test_commands_that_need_a_gpu_say_so() -> None:
-    for words in (["compile", "causal"], ["tune", "causal"]):
+    for words in (["compile", "causal"], ["tune", "causal"], ["bench", "causal"]):
         done = sparsegen_(*words)
         assert done.returncode == 1 and done.stderr.startswith("ToolchainError: "), done.stderr
 

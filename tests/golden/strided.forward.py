@@ -225,12 +225,12 @@ def sweep1(
     x0 = (tile % 8).to(POSITION)
     x1_first = (first_query >> 3) + tile // 8 * BLOCK_M
     x1_last = tl.minimum(x1_first + BLOCK_M - 1, ((first_query + q_len - 1) >> 3))
+    live_rows = (tl.minimum(x1_first + BLOCK_M - 1, ((first_query + q_len - 1 - x0) >> 3)) - tl.maximum(x1_first, ((first_query - x0 + 7) >> 3)) + 1).to(tl.int32)
     i = tl.arange(0, BLOCK_M)
     x1 = x1_first + i
     q_pos = x0 + 8 * x1
     rows = (q_pos - first_query).to(tl.int64)
     live = (rows >= 0) & (rows < q_len)
-    live_rows = tl.sum(live.to(tl.int32), 0)
 
     # ---- a tile that sees no key here keeps OUT and LSE ----
     adds = ((live_rows > 0) & (tl.minimum(((k_last - x0) >> 3), x1_last - 1) >= ((k_first - x0 + 7) >> 3)))

@@ -20,6 +20,7 @@ ORDER = [
     "artifact",
     "runtime",
     "report",
+    "bench",
     "cli",
 ]
 # Named here with the reason: the look-up of the data folders knows no room but errors; every room may ask it.

@@ -134,6 +134,11 @@ def test_a_tuning_starts_from_the_shipped_winner(tmp_path, monkeypatch):
     assert lane.measured[:2] == [source.default, shipped]
 
 
+def plain_ones(choice: KernelTarget) -> list[LaunchConfig]:
+    """What is tried first of the portable kernel: one configuration a schedule."""
+    return [c for c in (choice.default, *choice.starts) if c["KERNEL"] == "portable"]
+
+
 def test_the_schedule_is_a_knob_only_where_there_is_a_choice(choice):
     assert SCHEDULE not in {knob.name for knob in target().knobs}
     assert target().key.endswith(target().sources[0][1].digest[:12])  # as before there were any
@@ -145,7 +150,21 @@ def test_the_schedule_is_a_knob_only_where_there_is_a_choice(choice):
     assert tuple(others) == choice.template.knobs
     space = Space(choice.knobs)
     assert space.canonical(choice.default.as_dict()) == choice.default
-    assert [c[SCHEDULE] for c in (choice.default, *choice.starts)] == listed
+    first_tried = (choice.default, *choice.starts)
+    assert [c[SCHEDULE] for c in first_tried if c["KERNEL"] == "portable"] == listed
+    special = [c for c in first_tried if c["KERNEL"] == "hopper"]
+    with_special = [label for label, source in choice.sources if source.hopper is not None]
+    assert with_special and list(dict.fromkeys(c[SCHEDULE] for c in special)) == with_special
+    assert not any(map(choice.invalid, first_tried))
+
+
+def test_a_schedule_without_the_special_kernel_is_not_asked_for_it(choice):
+    config = next(c for c in choice.starts if c["KERNEL"] == "hopper")
+    bare = replace(
+        choice, sources=tuple((label, replace(s, hopper=None)) for label, s in choice.sources)
+    )
+    assert choice.invalid(config) is None
+    assert bare.invalid(config) == "KERNEL=hopper does no launch of this schedule"
 
 
 def test_the_key_covers_every_schedule(choice):
@@ -163,7 +182,7 @@ def test_the_key_covers_every_schedule(choice):
 
 def test_a_configuration_names_its_kernel_and_no_template_sees_the_schedule(choice):
     plain = choice.template.default(SMALL, GPU)
-    for config, (label, source) in zip((choice.default, *choice.starts), choice.sources):
+    for config, (label, source) in zip(plain_ones(choice), choice.sources):
         assert choice.parts(config) == (source, plain)
         assert split(config, choice.labels) == (label, plain)
     stranger = choice.default.as_dict() | {SCHEDULE: "mod 7"}
@@ -195,7 +214,7 @@ def test_each_schedule_compiles_its_own_kernel(choice, tmp_path):
 
 def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
     bench = SimpleNamespace(target=choice)
-    for config, (_, source) in zip((choice.default, *choice.starts), choice.sources):
+    for config, (_, source) in zip(plain_ones(choice), choice.sources):
         folder = tmp_path / source.digest[:8]
         folder.mkdir()
         candidate = KernelCandidate(bench, config, folder)
@@ -218,6 +237,7 @@ def test_keys_of_the_checks_are_whole_periods_and_odd_timed_ones_bring_their_var
     lengths = bench.small()
     assert lengths and all(kv_len % 8 == 0 for _, kv_len in lengths)
     assert any(q_len % 8 for q_len, _ in lengths)
+    assert all(q_len % 8 == kv_len % 8 == 0 for q_len, kv_len in bench.small(whole_queries=True))
 
 
 def test_a_timed_launch_is_prepared_once(tmp_path, monkeypatch):
@@ -251,8 +271,8 @@ def test_every_schedule_is_tried_first_and_the_winner_is_found_again(choice, tmp
     found, result = winners.tune_pattern(
         STRIDED, SMALL, GPU, budget=Budget(6, 60), tuned=tmp_path, lane=lane
     )
-    first = list(dict.fromkeys(lane.measured))[: len(choice.labels)]
-    assert first == [choice.default, *choice.starts]
+    tried = [choice.default, *choice.starts]
+    assert list(dict.fromkeys(lane.measured))[: len(tried)] == tried
     assert result.config == choice.starts[-1]
     best = times_us(result.trials, choice.labels)
     assert best[last] == 50.0 and best[choice.labels[0]] == 100.0

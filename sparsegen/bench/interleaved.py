@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from sparsegen.tune.measure import PUBLISHED, Clock, Turns
 
-from sparsegen.tune.measure import PUBLISHED, CudaClock, Turns
-
+Launch = Callable[[], Any]
 SUSTAINED_S = 0.5  # long enough for an H200 to reach its power limit
 
 
@@ -25,8 +24,8 @@ class Timed:
 
 
 def in_turns(
-    launches: Mapping[str, Callable[[], Any]],
-    clock: CudaClock,
+    launches: Mapping[str, Launch],
+    clock: Clock,
     turns: Turns = PUBLISHED,
     sustained: bool = True,
 ) -> dict[str, Timed]:
@@ -47,8 +46,10 @@ def in_turns(
     }
 
 
-def back_to_back(launch: Callable[[], Any], seconds: float = SUSTAINED_S) -> float:
+def back_to_back(launch: Launch, seconds: float = SUSTAINED_S) -> float:
     """Mean microseconds of a launch repeated for so long without a pause."""
+    import torch
+
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -62,3 +63,21 @@ def back_to_back(launch: Callable[[], Any], seconds: float = SUSTAINED_S) -> flo
     end.record()
     torch.cuda.synchronize()
     return 1e3 * start.elapsed_time(end) / times
+
+
+def host_us(launch: Launch, calls: int = 200, times: int = 9) -> float:
+    """Host microseconds of one call, nothing waited for: the median of ``times`` runs of ``calls`` calls.
+
+    Tells the host's time only where the GPU is done sooner than the queue of launches is full (about a thousand).
+    """
+    import torch
+
+    found = []
+    for _ in range(times):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            launch()
+        found.append((time.perf_counter() - start) / calls * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(found)

@@ -1,0 +1,189 @@
+"""The warp-specialised kernel: which launches it takes, its parameters, and the planner's Triton text said in Gluon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sparsegen.codegen.grids import Grid
+from sparsegen.codegen.plan import (
+    Chunk,
+    ForwardPlan,
+    HopperLaunch,
+    HopperPlan,
+    LaunchPlan,
+    QueryBox,
+)
+from sparsegen.codegen.planner import chunks
+from sparsegen.codegen.segments import descriptor_name
+from sparsegen.codegen.text import floor_by, lines_of
+from sparsegen.spec.gpu import Gpu
+from sparsegen.spec.problem import Problem
+
+ENTRY = "attend_forward_hopper"
+CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT")
+ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
+DTYPES = {"bfloat16": "bfloat16", "float16": "float16"}
+
+
+def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
+    """Why the kernel cannot work for a problem on a GPU with these knobs, or None."""
+    if gpu.arch != 90:
+        return f"KERNEL=hopper needs sm_90, {gpu.name} is another architecture"
+    if problem.dtype not in DTYPES:
+        return f"KERNEL=hopper takes {' or '.join(DTYPES)}, not {problem.dtype}"
+    if knobs["BLOCK_M"] not in (64, 128):
+        return "KERNEL=hopper has consumers of 64 query rows, one or two: BLOCK_M is 64 or 128"
+    if knobs["BLOCK_N"] * problem.value_dim > 128 * 192:
+        return (
+            "KERNEL=hopper keeps scores and output in registers: fewer keys beside so many columns"
+        )
+    needed = shared_bytes(knobs, problem)
+    if needed > gpu.shared_bytes:
+        return f"queries and rings take {needed} bytes of shared memory, {gpu.name} has {gpu.shared_bytes}"
+    return None
+
+
+def starts(default: Mapping[str, Any], problem: Problem, gpu: Gpu) -> tuple[dict[str, Any], ...]:
+    """Configurations to measure first, from the template's ``default`` on: what was best for most patterns on an H200.
+
+    Rows of 128 keys with as many stages as fit, one program a tile; the same, going on to further tiles; two
+    programs of one consumer.
+    """
+    large = {**default, "KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
+    small = large | {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_HEADS": 1}
+    fewer = {"STAGES": 2}, {"BLOCK_N": 64}, {"BLOCK_N": 64, "STAGES": 2}
+    found = []
+    for wanted in (large, large | {"PERSISTENT": True}, small):
+        fits = (c for c in (wanted, *(wanted | f for f in fewer)) if unfit(c, problem, gpu) is None)
+        found += [c for c in [next(fits, None)] if c is not None and c not in found]
+    return tuple(found)
+
+
+def shared_bytes(knobs: Mapping[str, Any], problem: Problem) -> int:
+    """Shared memory of a program: queries, the rings of keys and values, and room for the barriers.
+
+    A persistent one has the queries of its next tile beside those of this one.
+    """
+    qk, v = (sum(c.width for c in chunks(d)) for d in (problem.head_dim, problem.value_dim))
+    queries = (2 if knobs["PERSISTENT"] else 1) * knobs["BLOCK_M"] * qk * 2
+    rings = knobs["STAGES"] * knobs["BLOCK_N"] * (qk + v) * 2
+    return int(queries + rings + 1024)
+
+
+def gluon(text: str, at: str = "", names: Iterable[str] = ()) -> str:
+    """The planner's text in Gluon, where every tensor has a layout.
+
+    ``at`` marks values that lie beside other scores than those of BLOCK_N keys: it is appended to the layouts' names
+    and to ``names``, the values that differ between rows.
+    """
+    text = text.replace("tl.arange(0, BLOCK_M)", f"FIRST_ROW + tl.arange(0, {ROWS}, ROWS{at})")
+    text = re.sub(r"tl\.arange\(0, (\w+)\)", rf"tl.arange(0, \1, KEYS{at})", text)
+    if at:
+        text = re.sub(rf"\b({'|'.join(names)})\b", rf"\1{at}", text)
+    return text.replace("tl.", "gl.")
+
+
+def covers(launch: LaunchPlan) -> bool:
+    """Whether the kernel can do a launch: its keys come in boxes that a tensor descriptor loads, in no table's order."""
+    segments = [seg for cls in launch.classes for seg in cls.segments]
+    boxes = [bool(seg.descriptor) and seg.table is None for seg in segments]
+    return not launch.combine and bool(boxes) and all(boxes)
+
+
+def row_names(launch: LaunchPlan) -> tuple[str, ...]:
+    """Names of the values that differ between the rows of a tile."""
+    assigned = [line.split(" = ")[0] for line in launch.rows.vectors]
+    return (*assigned, "row_lo", "row_hi")
+
+
+def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperPlan | None:
+    """What the template is given besides ``plan``; None where no launch, or not this dtype, can be done."""
+    launches = {
+        launch.function: HopperLaunch(
+            i, _query_box(grid.queries), row_names(launch), _narrow(launch)
+        )
+        for i, (launch, grid) in enumerate(zip(plan.launches, grids))
+        if covers(launch)
+    }
+    if dtype not in DTYPES or not launches:
+        return None
+    parameters, types = zip(*_parameters(plan, launches, grids))
+    constexprs = (*CONSTEXPRS, *(("SWEEP",) if len(plan.launches) > 1 else ()))
+    narrow = max((int(block) for x in launches.values() for block in x.narrow), default=0)
+    shared = [
+        *(f"{x}_smem{c.index}" for c in plan.qk_chunks for x in "qk"),
+        *(f"v_smem{c.index}" for c in plan.v_chunks),
+        *(f"narrow_k{c.index}" for c in plan.qk_chunks if narrow),
+        *(f"narrow_v{c.index}" for c in plan.v_chunks if narrow),
+        *(f"{x}_{state}" for x in "qkv" for state in ("ready", "empty")),
+        *(f"narrow_{state}" for state in ("ready", "empty") if narrow),
+    ]
+    typed = [f"{c}: gl.constexpr" for c in constexprs]
+    return HopperPlan(
+        entry=ENTRY,
+        dtype=DTYPES[dtype],
+        parameters=parameters,
+        types=types,
+        constexprs=constexprs,
+        parameter_lines=lines_of([*parameters, *typed]),
+        inner_parameter_lines=lines_of([*shared, *parameters, *typed]),
+        inner_argument_lines=lines_of([*shared, *parameters, *constexprs]),
+        launches=launches,
+        narrow=narrow,
+        widths=tuple(sorted({c.width for c in (*plan.qk_chunks, *plan.v_chunks)})),
+        accs=", ".join(f"acc{c.index}" for c in plan.v_chunks),
+        staging=tuple(_staging(c, plan.qk_chunks) for c in plan.v_chunks),
+    )
+
+
+def _parameters(
+    plan: ForwardPlan, launches: Mapping[str, HopperLaunch], grids: Sequence[Grid]
+) -> list[tuple[str, str]]:
+    """The portable kernel's, with the descriptors of queries before those of keys."""
+    given = list(zip(plan.parameters, plan.types))
+    first = next(i for i, (_, kind) in enumerate(given) if kind.startswith("desc:"))
+    boxes = {grids[x.number].queries for x in launches.values()} - {None}
+    queries = [
+        (
+            f"{descriptor_name('Q', (period, group))}{c.index}",
+            f"desc:{period}:{group}:{c.width}:{ROWS}",
+        )
+        for period, group in sorted(b for b in boxes if b is not None)
+        for c in plan.qk_chunks
+    ]
+    narrow = [
+        (f"{narrow_descriptor(tensor, block)}{c.index}", f"desc:1:1:{c.width}:{block}")
+        for block in sorted({block for x in launches.values() for block in x.narrow}, key=int)
+        for tensor, columns in (("K", plan.qk_chunks), ("V", plan.v_chunks))
+        for c in columns
+    ]
+    return [*given[:first], *queries, *narrow, *given[first:]]
+
+
+def narrow_descriptor(tensor: str, block: str) -> str:
+    """Name of the descriptors of a segment's own key tile, before the number of their column chunk."""
+    return f"{tensor}_ROWS{block}_"
+
+
+def _query_box(described: tuple[int, int] | None) -> QueryBox | None:
+    if described is None:
+        return None
+    name = descriptor_name("Q", described)
+    period, group = described
+    if period == 1:
+        return QueryBox(name, f"row + i * {ROWS}", str(ROWS))
+    top = f"x1_first + i * {ROWS // group} - {floor_by('first_query', period)}"
+    low = "x0" if group == 1 else "x0_first"
+    return QueryBox(name, f"({top}).to(gl.int32), {low}", f"{ROWS // group}, {group}")
+
+
+def _narrow(launch: LaunchPlan) -> tuple[str, ...]:
+    blocks = {seg.block for cls in launch.classes for seg in cls.segments} - {"BLOCK_N"}
+    return tuple(sorted(blocks))
+
+
+def _staging(values: Chunk, queries: Sequence[Chunk]) -> int | None:
+    """The chunk of queries whose shared memory an output chunk can pass through on its way to whole rows."""
+    return next((c.index for c in queries if c.width == values.width), None)
