@@ -37,15 +37,14 @@ from sparsegen.tune.winners import keep
 SMALL = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "STAGES": 3, "TMA": True}
 LARGE = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "STAGES": 3, "TMA": True}
 WARPS = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
+HALF = {"KERNEL": "hopper", "BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2}
 STARTS: tuple[dict[str, Any], ...] = (
-    WARPS,
+    WARPS | {"GROUP_HEADS": 1},
     WARPS | {"STAGES": 2, "PERSISTENT": True},
-    WARPS | {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_HEADS": 1},
+    HALF | {"PERSISTENT": True, "GROUP_HEADS": 1},
     WARPS | {"STAGES": 2},
+    WARPS | {"BLOCK_N": 64, "STAGES": 2},
     SMALL | {"GROUP_HEADS": 1},
-    SMALL | {"BLOCK_N": 32},
-    SMALL | {"STAGES": 2},
-    LARGE | {"TMA": False},
     LARGE,
 )
 

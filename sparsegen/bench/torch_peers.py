@@ -29,6 +29,12 @@ FLEX_QUICK: Modes = {
 }
 
 
+def quick_modes(head_dim: int) -> Modes:
+    """Those of ``FLEX_QUICK`` that max-autotune chose among for this head_dim, its default with them."""
+    chosen = ("flex 64x64", "flex 128x64") if head_dim == 128 else ("flex 128x64", "flex 128x128")
+    return {name: FLEX_QUICK[name] for name in chosen}
+
+
 def printed(name: str, reason: str) -> None:
     """A refusal as a line of a benchmark's output."""
     print(f"    {name}: {reason[:120]}", flush=True)

@@ -48,14 +48,14 @@ def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
 def starts(default: Mapping[str, Any], problem: Problem, gpu: Gpu) -> tuple[dict[str, Any], ...]:
     """Configurations to measure first, from the template's ``default`` on: what was best for most patterns on an H200.
 
-    Rows of 128 keys with as many stages as fit, one program a tile; the same, going on to further tiles; two
-    programs of one consumer.
+    Tiles of 128 x 128 with as many stages as fit, one program a tile; the same, going on to further tiles; and two
+    programs of one consumer on a multiprocessor, for tiles that see few keys.
     """
     large = {**default, "KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
-    small = large | {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_HEADS": 1}
+    small = large | {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "GROUP_HEADS": 1}
     fewer = {"STAGES": 2}, {"BLOCK_N": 64}, {"BLOCK_N": 64, "STAGES": 2}
-    found = []
-    for wanted in (large, large | {"PERSISTENT": True}, small):
+    found: list[dict[str, Any]] = []
+    for wanted in (large, large | {"PERSISTENT": True}, small | {"PERSISTENT": True}):
         fits = (c for c in (wanted, *(wanted | f for f in fewer)) if unfit(c, problem, gpu) is None)
         found += [c for c in [next(fits, None)] if c is not None and c not in found]
     return tuple(found)
@@ -111,14 +111,10 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
         return None
     parameters, types = zip(*_parameters(plan, launches, grids))
     constexprs = (*CONSTEXPRS, *(("SWEEP",) if len(plan.launches) > 1 else ()))
-    narrow = max((int(block) for x in launches.values() for block in x.narrow), default=0)
     shared = [
         *(f"{x}_smem{c.index}" for c in plan.qk_chunks for x in "qk"),
         *(f"v_smem{c.index}" for c in plan.v_chunks),
-        *(f"narrow_k{c.index}" for c in plan.qk_chunks if narrow),
-        *(f"narrow_v{c.index}" for c in plan.v_chunks if narrow),
         *(f"{x}_{state}" for x in "qkv" for state in ("ready", "empty")),
-        *(f"narrow_{state}" for state in ("ready", "empty") if narrow),
     ]
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     return HopperPlan(
@@ -131,7 +127,6 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
         inner_parameter_lines=lines_of([*shared, *parameters, *typed]),
         inner_argument_lines=lines_of([*shared, *parameters, *constexprs]),
         launches=launches,
-        narrow=narrow,
         widths=tuple(sorted({c.width for c in (*plan.qk_chunks, *plan.v_chunks)})),
         accs=", ".join(f"acc{c.index}" for c in plan.v_chunks),
         staging=tuple(_staging(c, plan.qk_chunks) for c in plan.v_chunks),
@@ -153,18 +148,7 @@ def _parameters(
         for period, group in sorted(b for b in boxes if b is not None)
         for c in plan.qk_chunks
     ]
-    narrow = [
-        (f"{narrow_descriptor(tensor, block)}{c.index}", f"desc:1:1:{c.width}:{block}")
-        for block in sorted({block for x in launches.values() for block in x.narrow}, key=int)
-        for tensor, columns in (("K", plan.qk_chunks), ("V", plan.v_chunks))
-        for c in columns
-    ]
-    return [*given[:first], *queries, *narrow, *given[first:]]
-
-
-def narrow_descriptor(tensor: str, block: str) -> str:
-    """Name of the descriptors of a segment's own key tile, before the number of their column chunk."""
-    return f"{tensor}_ROWS{block}_"
+    return [*given[:first], *queries, *given[first:]]
 
 
 def _query_box(described: tuple[int, int] | None) -> QueryBox | None:

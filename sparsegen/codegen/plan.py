@@ -171,7 +171,6 @@ class HopperPlan:
     ]  # of its partitions: shared memory, then the kernel's own
     inner_argument_lines: tuple[str, ...]
     launches: Mapping[str, HopperLaunch]  # by function: those that it does
-    narrow: int  # rows of the largest key tile of a size of its own; 0 where there is none
     widths: tuple[int, ...]  # of the column chunks
     accs: str  # the accumulators, as the inside of a tuple
     staging: tuple[int | None, ...]  # by output chunk: the query chunk of the same width, if any

@@ -65,7 +65,7 @@ def make_plan(
         f"value_dim {problem.value_dim}.",
         template=template,
         entry=entry,
-        mask_lines=tuple(_mask_lines(schedule)),
+        mask_lines=tuple(mask_lines_of(schedule)),
         head_dim=problem.head_dim,
         value_dim=problem.value_dim,
         qk_chunks=qk,
@@ -143,14 +143,14 @@ def _launch(
         function="attend_tile" if count == 1 else f"{_kind(grid)}{number}",
         summary=_summary(launch),
         chained=launch.chained,
-        heads=_heads_lines(grid),
+        heads=heads_lines(grid),
         rows=rows_plan(launch, used),
         classes=tuple(
             _class(i, len(launch.parts), cls, sweep, launch, around)
             for i, (cls, sweep) in enumerate(launch.parts)
         ),
         runs=any(not seg.tiling.k_cuts for seg in segments),
-        split=_split(grid) if grid.split or grid.combine else None,
+        split=split_plan(grid) if grid.split or grid.combine else None,
         combine=grid.combine,
     )
 
@@ -187,7 +187,7 @@ def _keyword(i: int, heads: tuple[tuple[int, int], ...] | None) -> str:
     return ("if " if i == 0 else "elif ") + " | ".join(tests)
 
 
-def _heads_lines(grid: Grid) -> tuple[str, ...]:
+def heads_lines(grid: Grid) -> tuple[str, ...]:
     """The heads of a launch are numbered without gaps; each gap moves the heads above it up."""
     if grid.heads is None:
         return ()
@@ -205,7 +205,8 @@ def _gaps(heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple((a, first - 1) for a, (first, _) in zip(starts, heads) if a < first)
 
 
-def _split(grid: Grid) -> SplitPlan:
+def split_plan(grid: Grid) -> SplitPlan:
+    """Which rows the partial results of a split launch have."""
     if grid.rows is None:
         return SplitPlan("first_query", "q_rows", "")
     first, last = grid.rows
@@ -213,7 +214,8 @@ def _split(grid: Grid) -> SplitPlan:
     return SplitPlan(f"tl.maximum(first_query, {first})", rows, str(last))
 
 
-def _mask_lines(schedule: Schedule) -> Iterable[str]:
+def mask_lines_of(schedule: Schedule) -> Iterable[str]:
+    """What is visible, for people: a line for each class of heads."""
     for cls in sorted(schedule.classes, key=lambda c: c.heads is None):
         who = "all heads" if len(schedule.classes) == 1 else "other heads"
         if cls.heads is not None:

@@ -26,7 +26,7 @@ TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
 ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
-    "DO", "DLSE", "DELTA", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
+    "DO", "DLSE", "STATS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
 }  # fmt: skip
 
 

@@ -178,9 +178,9 @@ def test_a_name_that_is_missing_is_an_error(name: str) -> None:
     """StrictUndefined: a hole in the plan never becomes an empty string in a kernel."""
     template, said = load_template(), []
     for plan in PLANS:
-        assert "def attend_forward" in _text(template, plan)
+        assert "def attend_forward" in _text(template, "kernel.py.jinja", plan=plan)
         try:
-            _text(template, _Without(plan, name))
+            _text(template, "kernel.py.jinja", plan=_Without(plan, name))
         except jinja2.UndefinedError as error:
             said.append(str(error))
     assert said and all(f"has no attribute '{name}'" in s for s in said)
@@ -189,7 +189,7 @@ def test_a_name_that_is_missing_is_an_error(name: str) -> None:
 def test_a_rendered_text_that_is_no_python_is_caught(tmp_path: Path) -> None:
     (tmp_path / "kernel.py.jinja").write_text("def broken(:\n")
     with pytest.raises(SyntaxError):
-        _text(SimpleNamespace(folder=tmp_path), SimpleNamespace())
+        _text(SimpleNamespace(folder=tmp_path), "kernel.py.jinja")
 
 
 def test_digest_follows_the_text() -> None:

@@ -1,0 +1,132 @@
+"""Every barrier operation of the rendered text is needed, and the machine notices when one is missing or wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+
+import pytest
+from runs import OnMachine, Run, judge
+from small_patterns import MASKS, gathered_queries, pattern_of
+
+SEEDS = 5
+OPERATION = re.compile(
+    r"(mbarrier\.(wait|arrive|expect)\((\w+)|fence_async_shared\(|load_box\((\w+)|.* = warpgroup_mma_wait\()"
+)
+# A narrow segment and a window.  Many key tiles a query tile, and rings of two; or fewer than the rings hold, so that
+# the producer can be two query tiles ahead.
+LONG = Run("long", pattern_of(MASKS["sinks"]), 200, 300, heads=5, kv_heads=5, knobs={"PERSISTENT": True, "GROUP_HEADS": 1})  # fmt: skip
+SHORT = replace(LONG, name="short", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES": 4})
+TIGHT = replace(LONG, name="tight", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES": 2})
+# consumers that gather their queries
+PATTERN, SCHEDULE = gathered_queries()
+GATHERED = replace(LONG, name="gathered", pattern=PATTERN, schedule=SCHEDULE)
+
+
+@cache
+def lines_of(run: Run) -> tuple[str, ...]:
+    return tuple(run.source().hopper.text.split("\n"))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A line of the text that the protocol is made of."""
+
+    line: int
+    name: str  # function, operation, barrier, and which of several such
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def operations(run: Run) -> list[Operation]:
+    out: list[Operation] = []
+    function = ""
+    for i, line in enumerate(lines_of(run)):
+        if found := re.match(r"def (\w+)\(", line):
+            function = found[1]
+        elif found := OPERATION.match(line.strip()):
+            what = found[2] or re.sub(r".* = |\(.*", "", line.strip())
+            name = "-".join(filter(None, [function, what, found[3] or found[4]]))
+            same = sum(o.name.startswith(name) for o in out)
+            out.append(Operation(i, f"{name}-{same}"))
+    return out
+
+
+def fault_of(text: str, runs: tuple[Run, ...]) -> str:
+    """What the machine finds wrong with a text in any of several runs and seeds; "" if nothing."""
+    for seed, run in product(range(SEEDS), runs):
+        run = replace(run, seed=seed)
+        source = run.source()
+        changed = replace(source, hopper=replace(source.hopper, text=text))
+        q, k, v = run.tensors()
+        try:
+            judge(run, q, k, v, *OnMachine(changed, run.config(), seed).attend(q, k, v, run.call()))
+        except AssertionError as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def without(run: Run, line: int) -> str:
+    lines = list(lines_of(run))
+    lines[line] = re.match(r"\s*", lines[line])[0] + "pass"
+    return "\n".join(lines)
+
+
+def test_the_text_as_it_is() -> None:
+    runs = (LONG, SHORT, TIGHT)
+    assert fault_of("\n".join(lines_of(LONG)), runs) == ""
+    assert fault_of("\n".join(lines_of(GATHERED)), (GATHERED,)) == ""
+
+
+@pytest.mark.parametrize("operation", operations(LONG), ids=str)
+def test_no_operation_can_be_left_out(operation: Operation) -> None:
+    assert fault_of(without(LONG, operation.line), (LONG, SHORT, TIGHT))
+
+
+FENCES = [o for o in operations(GATHERED) if "fence" in o.name]
+
+
+@pytest.mark.parametrize("operation", FENCES, ids=str)
+def test_no_fence_can_be_left_out(operation: Operation) -> None:
+    assert fault_of(without(GATHERED, operation.line), (GATHERED,))
+
+
+def test_the_protocol_has_all_kinds_of_operations() -> None:
+    """The two tests above look at something."""
+    names = " ".join(o.name for o in operations(LONG))
+    for state, who in (("ready", "consume"), ("empty", "produce")):
+        for tensor in "qkv":
+            assert f"{who}_attend_tile-wait-{tensor}_{state}" in names
+            other = {"ready": "produce_attend_tile-expect", "empty": "consume_attend_tile-arrive"}
+            assert f"{other[state]}-{tensor}_{state}" in names
+    assert any("consume" in o.name for o in FENCES)
+
+
+# ---------------------------------------------------------------------- wrong operations
+EARLY = re.compile(r"^( *)(.* = warpgroup_mma_wait\(.*)\n((?:\1mbarrier\.arrive\(.*\n)+)", re.M)
+CHANGES = {
+    "a count too low": (r"init\((\w_empty.*)count=CONSUMERS", r"init(\1count=1"),
+    "a count too high": (r"init\((\w_empty.*)count=CONSUMERS", r"init(\1count=CONSUMERS + 1"),
+    "bytes too many": (r"expect\((\w_ready.*) \* 2\)", r"expect(\1 * 4)"),
+    "bytes too few": (r"expect\((\w_ready.*) \* 2\)", r"expect(\1)"),
+    "the producer waits for its own round": (r"& 1 \^ 1", "& 1"),
+    "consumers wait for the round before": (r"round = (.*) & 1$", r"round = \1 & 1 ^ 1"),
+    "always the first slot": (r"slot = t % STAGES$", r"slot = t * 0"),
+    "arrivals before the product is done": (EARLY.pattern, r"\3\1\2\n"),
+    "a key tile too many": (r"(        t \+= 1\n\n    return t)", r"        t += 1\n\1"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_wrong_operations_are_found(change: str) -> None:
+    """Each place where the text has it, alone."""
+    pattern, new = (re.compile(CHANGES[change][0], re.M), CHANGES[change][1])
+    text = "\n".join(lines_of(LONG))
+    places = list(pattern.finditer(text))
+    assert places, "the text has no such line: write this change anew"
+    for place in places:
+        changed = text[: place.start()] + place.expand(new) + text[place.end() :]
+        assert fault_of(changed, (LONG, SHORT, TIGHT)), f"{change}: {place[0].strip()}"
