@@ -6,6 +6,9 @@ import ast
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.codegen.hopper import gluon, hopper_plan
@@ -15,6 +18,9 @@ from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @dataclass(frozen=True)
@@ -90,18 +96,24 @@ def render(
     return replace(source, hopper=special)
 
 
-def _text(template: Template, file: str, **given: ForwardPlan | HopperPlan) -> str:
+@cache
+def _environment(folder: Path) -> jinja2.Environment:
+    """Jinja over a template's folder; it keeps the parsed files."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.folder),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
     environment.filters["gluon"] = gluon
-    text = environment.get_template(file).render(**given)
+    return environment
+
+
+def _text(template: Template, file: str, **given: ForwardPlan | HopperPlan) -> str:
+    text = _environment(template.folder).get_template(file).render(**given)
     lines = [line.rstrip() for line in text.splitlines()]
     tidy = [
         line for i, line in enumerate(lines) if line or (i and lines[i - 1])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STRIDE_LIMIT = 1 << 23  # elements; 128 rows of a tile then stay inside 32 bits
 _ALIGNED = "pointers on 16 bytes, strides multiples of 8 elements, those of rows below 2^23, positions within 32-bit arithmetic"
 VARIANT_GUARDS = {
-    sig.FAST: f"{_ALIGNED}; with descriptors also no zero strides, at least one key and no per-batch kv_lengths",
+    sig.FAST: f"{_ALIGNED}; with descriptors also no zero strides of what they describe, at least one key and no per-batch kv_lengths",
     sig.POINTERS: _ALIGNED,
     sig.GENERAL: "always",
 }
@@ -152,7 +152,8 @@ class Launch:
             last_position(q.shape[2], k.shape[2], call) <= kernel.source.position_limit
         )
         self._tma = sig.by_boxes(kernel.config)
-        boxes = aligned and self._tma and _describable(strides, k.shape[2], call)
+        described = strides[:3] if kernel.config["KERNEL"] == sig.HOPPER else strides[1:3]
+        boxes = aligned and self._tma and _describable(described, k.shape[2], call)
         # in the order in which they are preferred; misaligned addresses leave the last one alone
         self._holding = tuple(
             name
@@ -290,10 +291,8 @@ def _aligned(strides: list[tuple[int, int, int]]) -> bool:
 
 
 def _describable(strides: list[tuple[int, int, int]], kv_rows: int, call: Call) -> bool:
-    """Whether descriptors can describe q, k and v, and read nothing beyond the last valid key."""
-    return (
-        kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides[:3] for s in per)
-    )
+    """Whether descriptors can describe tensors of these strides, and read nothing beyond the last valid key."""
+    return kv_rows > 0 and call.kv_lengths is None and all(s > 0 for per in strides for s in per)
 
 
 def whole_periods(grid: Grid, kv_rows: int, call: Call) -> bool:

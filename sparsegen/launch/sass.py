@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?)\s*;(.*)")
+_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.x]+)\s*(.*?)\s*;(.*)")
 _LABEL = re.compile(r"^(\.L\w+):")
 _TARGET = re.compile(r"\.L\w+")
 _REGISTER = re.compile(r"\bUR(\d+)\b")

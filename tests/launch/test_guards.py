@@ -98,8 +98,8 @@ def test_a_variant_can_be_asked_for() -> None:
         kernel(*tensors(), ragged, "fast")
     assert str(error.value) == (
         "variant 'fast' cannot take these tensors; it needs: pointers on 16 bytes, strides multiples of 8 elements, "
-        "those of rows below 2^23, positions within 32-bit arithmetic; with descriptors also no zero strides, "
-        "at least one key and no per-batch kv_lengths"
+        "those of rows below 2^23, positions within 32-bit arithmetic; with descriptors also no zero strides of what they "
+        "describe, at least one key and no per-batch kv_lengths"
     )
 
 
