@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.codegen.hopper import gluon, hopper_plan
-from sparsegen.codegen.plan import ForwardPlan, HopperPlan, Table
+from sparsegen.codegen.plan import Table
 from sparsegen.codegen.planner import make_plan
 from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
@@ -67,7 +67,7 @@ def render(
     grids = tuple(launch.grid for launch in launches_of(schedule))
     source = KernelSource(
         template=which.name,
-        text=_text(which, "kernel.py.jinja", plan=plan),
+        text=render_text(which, "kernel.py.jinja", plan=plan),
         entry=plan.entry,
         dtype=problem.dtype,
         head_dim=problem.head_dim,
@@ -84,7 +84,7 @@ def render(
     hopper = hopper_plan(plan, grids, problem.dtype)
     if hopper is None:
         return source
-    text = _text(which, "hopper.py.jinja", plan=plan, hopper=hopper)
+    text = render_text(which, "hopper.py.jinja", plan=plan, hopper=hopper)
     special = replace(
         source,
         text=text,
@@ -112,7 +112,8 @@ def _environment(folder: Path) -> jinja2.Environment:
     return environment
 
 
-def _text(template: Template, file: str, **given: ForwardPlan | HopperPlan) -> str:
+def render_text(template: Template, file: str, **given: Any) -> str:
+    """One file of a template, given plans by name: Python text, tidy."""
     text = _environment(template.folder).get_template(file).render(**given)
     lines = [line.rstrip() for line in text.splitlines()]
     tidy = [

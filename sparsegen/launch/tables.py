@@ -9,13 +9,16 @@ if TYPE_CHECKING:
 
     from sparsegen.codegen.plan import Table
 
+LARGEST_TILE = 128  # query rows
+
 
 def random_table(
     table: Table, q_first: int, q_len: int, kv_len: int, device: Any
 ) -> tuple[torch.Tensor, int]:
     """The random_blocks table of a call: int32 [block rows, per_row] on ``device``, and its first block row.
 
-    ``q_first`` is the absolute position of query row 0.  Negative positions have no row: they see nothing.
+    ``q_first`` is the absolute position of query row 0.  Negative positions have no row: they see nothing.  Rows behind
+    the last query are empty; a kernel reads them for the dead rows of its last tile.
     """
     import torch
 
@@ -28,4 +31,6 @@ def random_table(
     made = random_block_table(
         table.block, table.per_row, seed, first_row, last_row - first_row + 1, blocks
     )
-    return torch.from_numpy(made).to(device), first_row
+    behind = -(-LARGEST_TILE // table.block)
+    padded = torch.nn.functional.pad(torch.from_numpy(made), (0, 0, 0, behind), value=-1)
+    return padded.to(device), first_row

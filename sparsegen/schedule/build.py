@@ -27,7 +27,7 @@ def candidates(
     pattern: Any, problem: Any = None, tile: tuple[int, int] = TILE
 ) -> tuple[Candidate, ...]:
     """The schedules worth measuring, cheapest first, and the plain one."""
-    _refuse_run_time_data(pattern)
+    refuse_run_time_data(pattern)
     problem = problem if problem is not None else pattern.problem
     lengths = problem.lengths if problem else ()
     grids = [prod(shape) for _, node in pattern.nodes() if (shape := node.grid()) is not None]
@@ -51,7 +51,8 @@ def build_from_exprs(
     return search.candidates(rules, align, lengths, tile)[0].schedule
 
 
-def _refuse_run_time_data(pattern: Any) -> None:
+def refuse_run_time_data(pattern: Any) -> None:
+    """UnsupportedError, with the place in the pattern's file, where the mask needs run-time data."""
     for path, node in pattern.nodes():
         if node.decided_by_data:
             place, where = pattern.place(path), f"{path}: {node.keyword}"

@@ -37,10 +37,10 @@ class Reduced:
 
 
 @lru_cache(maxsize=512)
-def reduced(cubes: tuple[Cube, ...]) -> Reduced:
-    """The mask for calls of any length."""
+def reduced(cubes: tuple[Cube, ...], dom: Domain = ANY_LENGTH) -> Reduced:
+    """The mask for calls of any length, at the positions of a domain."""
     with proof_budget():
-        out = _reduced(cubes, ANY_LENGTH)
+        out = _reduced(cubes, dom)
         return Reduced(out, exhausted=_spent())
 
 

@@ -42,8 +42,11 @@ class Choice:
         return text + (" (search stopped at its budget)" if self.exhausted else "")
 
 
-def choose(cubes: Dnf, dom: Domain) -> Choice:
-    """Disjoint branches with the least cost on runs; one masked branch where no proof can be afforded."""
+def choose(cubes: Dnf, dom: Domain, k_start: int = 0) -> Choice:
+    """Disjoint branches with the least cost on runs; one masked branch where no proof can be afforded.
+
+    ``k_start``: first key of the call that they are compared at.
+    """
     masked: tuple[Branch, ...] = (Branch(tuple(cubes), ()),) if cubes else ()
     plain: list[tuple[Branch, ...]] = []
     more: list[tuple[Branch, ...]] = []
@@ -57,22 +60,22 @@ def choose(cubes: Dnf, dom: Domain) -> Choice:
                 more += (b for b in decompositions(residues, dom) if len(b) <= MOST_SEGMENTS)
     except Exhausted:
         exhausted = True
-    best, least = masked, _cost(masked)
+    best, least = masked, _cost(masked, k_start)
     for branches in plain:
-        cost = _cost(branches)
+        cost = _cost(branches, k_start)
         if cost < least - 1e-9:
             best, least = branches, cost
     found = tuple(dict.fromkeys((best, *plain, *more, masked)))
-    return Choice(best, least, _cost(masked), exhausted, found)
+    return Choice(best, least, _cost(masked, k_start), exhausted, found)
 
 
-def _cost(branches: tuple[Branch, ...]) -> float:
-    return sum(branch_cost(b) + H200.segment for b in branches)
+def _cost(branches: tuple[Branch, ...], k_start: int) -> float:
+    return sum(branch_cost(b, k_start) + H200.segment for b in branches)
 
 
 @lru_cache(maxsize=1 << 12)
-def branch_cost(branch: Branch) -> float:
+def branch_cost(branch: Branch, k_start: int = 0) -> float:
     """Key tiles at the fixed length, weighted by what is tested in them."""
     segment = close(branch)
     assert segment is not None, "runs take every branch"
-    return float(load(segment, (0, LENGTH, 0, LENGTH), TILE).weighted.sum())
+    return float(load(segment, (0, LENGTH, k_start, LENGTH), TILE).weighted.sum())

@@ -164,7 +164,7 @@ def sweep_cost(
     one = tile_seconds(tile, sizes, machine)
     work = (float(weighted.sum()) + machine.segment * segments) * one
     # One program has a processor to itself: it runs at a share of the machine's rate.
-    alone = one * machine.sms / sizes.heads
+    alone = one * machine.sms * sizes.group / sizes.heads
     longest = float(weighted.max(initial=0.0)) * alone
     workspace, launches = 0, 1
     if split is not None:
@@ -237,10 +237,11 @@ def cost_of(
     tile: tuple[int, int],
     sizes: Sizes | None = None,
     machine: Machine = H200,
+    k_start: int = 0,
 ) -> Cost:
     """What a schedule costs for one call; classes weigh by the heads that their rules name."""
     sizes = sizes or Sizes()
-    call = (kv_len - q_len if schedule.align == "bottom_right" else 0, q_len, 0, kv_len)
+    call = (kv_len - q_len if schedule.align == "bottom_right" else 0, q_len, k_start, kv_len)
     found = []
     for one, heads in zip(
         schedule.classes, head_shares(schedule.classes, sizes.heads), strict=True

@@ -12,10 +12,13 @@ from sparsegen.schedule.tree import Segment
 NEAR = 64  # heavy rows with a gap of so many at most are swept together
 
 
-def few_rows(branch: Branch) -> tuple[tuple[int, int], Branch, Branch | None] | None:
+def few_rows(
+    branch: Branch, from_zero: bool = False
+) -> tuple[tuple[int, int], Branch, Branch | None] | None:
     """Rows first..last that a branch is bounded to, the branch there, and what it shows before position 0.
 
-    ``q < 64`` has no first row where a call has rows before position 0: those are left to a branch of their own.
+    ``q < 64`` has no first row where a call has rows before position 0: those are left to a branch of their own, unless rows
+    are known to start ``from_zero``.
     """
     limits = [_row_limits(c) for c in branch.alts]
     first, last = (min(lo for lo, _ in limits), max(hi for _, hi in limits)) if limits else (0, BIG)
@@ -23,6 +26,8 @@ def few_rows(branch: Branch) -> tuple[tuple[int, int], Branch, Branch | None] | 
         return None
     if first > -BIG:
         return (first, last), branch, None
+    if from_zero:
+        return (0, last), branch, None
     within, before = (_meeting(branch, r) for r in (Range(Q, 0, BIG), Range(Q, -BIG, -1)))
     return None if within is None else ((0, last), within, before)
 

@@ -56,6 +56,7 @@ class Sizes:
     value_dim: int = 128  # of a row of v and the outputs
     kv_heads: int = 8
     dtype: str = "bfloat16"
+    group: int = 1  # query heads that one program goes through, for gradients of keys
 
     @classmethod
     def of(cls, problem: Problem) -> Sizes:
@@ -87,8 +88,13 @@ class Sizes:
 
     def state(self, rows: int) -> int:
         """Bytes that a later sweep moves for its rows: q again, OUT and LSE read and written."""
-        return self.heads * rows * ((self.dim + 2 * self.value_dim) * self.itemsize + 2 * 4)
+        return (
+            self.heads
+            // self.group
+            * rows
+            * ((self.dim + 2 * self.value_dim) * self.itemsize + 2 * 4)
+        )
 
     def partial(self, rows: int) -> int:
         """Bytes of the workspace that holds partial states of so many rows: OUT and LSE in float32."""
-        return self.heads * rows * (self.value_dim + 1) * 4
+        return self.heads // self.group * rows * (self.value_dim + 1) * 4

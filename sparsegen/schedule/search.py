@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sparsegen.schedule import cost, naming, reach, shortfalls
 from sparsegen.schedule.choose import choose
 from sparsegen.schedule.cost import Call, Cost
-from sparsegen.schedule.facts import ANALYSIS, ANY_LENGTH
+from sparsegen.schedule.facts import ANALYSIS, ANY_LENGTH, Domain
 from sparsegen.schedule.formula import dnf_text
 from sparsegen.schedule.machine import H200, Machine, Sizes
 from sparsegen.schedule.prepare import Draft, Plan, Rules, prepare
@@ -53,8 +53,21 @@ def candidates(
     q_len, kv_len = typical_call(lengths, most_keys)
     call: Call = (kv_len - q_len if align == "bottom_right" else 0, q_len, 0, kv_len)
     with ANALYSIS:
-        plan = prepare(rules, align, lengths)
-        ranked = [_ranked(c, call, tile, sizes, machine) for c in plan.classes]
+        return of_plan(prepare(rules, align, lengths), call, tile, sizes, machine)
+
+
+def of_plan(
+    plan: Plan,
+    call: Call,
+    tile: tuple[int, int],
+    sizes: Sizes,
+    machine: Machine = H200,
+    dom: Domain = ANY_LENGTH,
+) -> tuple[Candidate, ...]:
+    """The same for prepared classes, compared at ``call``; ``dom``: positions that a call may have."""
+    _, q_len, k_start, kv_len = call
+    with ANALYSIS:
+        ranked = [_ranked(c, call, tile, sizes, machine, dom) for c in plan.classes]
     notes = tuple(note for _, notes in ranked for note in notes)
     plan = replace(plan, notes=(*plan.notes, *notes))
     out: dict[str, Candidate] = {}
@@ -62,7 +75,7 @@ def candidates(
         ways = [ways[min(i, len(ways) - 1)] for ways, _ in ranked]
         schedule = _schedule(plan, ways)
         if schedule.label not in out:
-            seconds = cost.cost_of(schedule, q_len, kv_len, tile, sizes, machine)
+            seconds = cost.cost_of(schedule, q_len, kv_len, tile, sizes, machine, k_start)
             out[schedule.label] = Candidate(schedule, seconds)
     return tuple(map(_with_shortfalls, _kept(tuple(sorted(out.values(), key=_doubted)))))
 
@@ -91,11 +104,11 @@ def typical_call(
 
 
 def _ranked(
-    c: Draft, call: Call, tile: tuple[int, int], sizes: Sizes, machine: Machine
+    c: Draft, call: Call, tile: tuple[int, int], sizes: Sizes, machine: Machine, dom: Domain
 ) -> tuple[list[Way], list[str]]:
     """Ways of one class, cheapest first, and what was found."""
-    chosen = choose(list(c.cubes), ANY_LENGTH)
-    ways = Ways(call, tile, sizes, machine)
+    chosen = choose(list(c.cubes), dom, call[2])
+    ways = Ways(call, tile, sizes, machine, from_zero=dom.q_lo >= 0)
     plain = ways.plain(chosen.branches)
     others = ways.best(chosen.found)
     ranked = sorted(others.values(), key=lambda w: (w.seconds * DOUBT, w.label))

@@ -19,6 +19,7 @@ from sparsegen.schedule.tiles import (
     tile_rows,
     visit,
 )
+from sparsegen.schedule.transpose import TRANSPOSED
 from sparsegen.schedule.tree import (
     AnyOf,
     HeadClass,
@@ -120,11 +121,14 @@ def environment(call: Call, q: np.ndarray, k: np.ndarray) -> Env:
 
 def random_blocks(term: ex.Term, env: Env) -> np.ndarray:
     """Truth of a random_blocks term at (q, k)."""
+    kv_len = env["kv_len"]
     q, k = np.broadcast_arrays(env["q"], env["k"])
+    if (shift := shift_of_term(term)) is not None:
+        q, k, kv_len = k - shift, q, env["q_len"]
     rows, cols = q // term["block"], k // term["block"]
     if not rows.size:
         return np.zeros(rows.shape, bool)
-    table = block_table(term, int(rows.min()), int(rows.max()), env["kv_len"])
+    table = block_table(term, int(rows.min()), int(rows.max()), kv_len)
     drawn = table[rows - int(rows.min())]  # [..., per_row]
     return np.asarray((drawn == cols[..., None]).any(-1))
 
@@ -229,9 +233,32 @@ def _key_tiles(
             at += block_n
 
 
+def shift_of_term(term: ex.Term) -> int | None:
+    """What is added to query positions where the term is asked with q and k swapped; None where it is not."""
+    shift: int | None = dict(term.params).get(TRANSPOSED)
+    return shift
+
+
+def _walk_transposed(
+    walk: TableWalk, env: Env, call: Call, q: np.ndarray, shift: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The blocks of columns that draw a block row of keys: the table read backwards."""
+    _, keys, start, count = call
+    lowest = max(start - shift, 0) // walk.block
+    table = block_table(walk.term, lowest, (start - shift + count - 1) // walk.block, keys)  # type: ignore[arg-type]
+    for r in range(env["q_first"] // walk.block, env["q_last"] // walk.block + 1):
+        for drawing in np.flatnonzero((table == r).any(1)):
+            first = (lowest + int(drawing)) * walk.block + shift
+            columns = np.arange(first, first + walk.block)
+            yield columns, q // walk.block == r
+
+
 def _walk(
     walk: TableWalk, env: Env, call: Call, q: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    if (shift := shift_of_term(walk.term)) is not None:  # type: ignore[arg-type]
+        yield from _walk_transposed(walk, env, call, q, shift)
+        return
     first, last = env["q_first"] // walk.block, env["q_last"] // walk.block
     table = block_table(walk.term, first, last, call[3])  # type: ignore[arg-type]
     for r in range(first, last + 1):

@@ -69,8 +69,17 @@ class Way:
 class Ways:
     """The search for one call and tile; everything tried is kept, since decompositions share branches."""
 
-    def __init__(self, call: Call, tile: tuple[int, int], sizes: Sizes, machine: Machine):
+    def __init__(
+        self,
+        call: Call,
+        tile: tuple[int, int],
+        sizes: Sizes,
+        machine: Machine,
+        from_zero: bool = False,
+    ):
+        """``from_zero``: no call has rows before position 0."""
         self.call, self.tile, self.sizes, self.machine = call, tile, sizes, machine
+        self.from_zero = from_zero
         self.exhausted = False
         self._left = MOST_CLOSED
         self._closed: dict[tuple[Branch, Tiling], Segment | None] = {}
@@ -197,7 +206,7 @@ class Ways:
         heavy: list[tuple[tuple[int, int], Segment]] = []
         left: list[tuple[Segment, Load]] = []
         for segment, load in zip(runs.segments, runs.loads, strict=True):
-            apart = None if segment.table is not None else few_rows(segment.branch)
+            apart = None if segment.table is not None else few_rows(segment.branch, self.from_zero)
             if apart is None or load.tiles.max(initial=0) <= HEAVY * mean:
                 left.append((segment, load))
                 continue

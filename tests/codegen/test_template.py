@@ -16,7 +16,7 @@ from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.codegen import source as source_module
 from sparsegen.codegen.plan import ForwardPlan
 from sparsegen.codegen.planner import chunks, make_plan
-from sparsegen.codegen.source import _text
+from sparsegen.codegen.source import render_text
 from sparsegen.errors import SparsegenError, UnsupportedError
 from sparsegen.launch.signature import GENERAL_CONFIG
 from sparsegen.schedule.build import build
@@ -178,9 +178,9 @@ def test_a_name_that_is_missing_is_an_error(name: str) -> None:
     """StrictUndefined: a hole in the plan never becomes an empty string in a kernel."""
     template, said = load_template(), []
     for plan in PLANS:
-        assert "def attend_forward" in _text(template, "kernel.py.jinja", plan=plan)
+        assert "def attend_forward" in render_text(template, "kernel.py.jinja", plan=plan)
         try:
-            _text(template, "kernel.py.jinja", plan=_Without(plan, name))
+            render_text(template, "kernel.py.jinja", plan=_Without(plan, name))
         except jinja2.UndefinedError as error:
             said.append(str(error))
     assert said and all(f"has no attribute '{name}'" in s for s in said)
@@ -189,7 +189,7 @@ def test_a_name_that_is_missing_is_an_error(name: str) -> None:
 def test_a_rendered_text_that_is_no_python_is_caught(tmp_path: Path) -> None:
     (tmp_path / "kernel.py.jinja").write_text("def broken(:\n")
     with pytest.raises(SyntaxError):
-        _text(SimpleNamespace(folder=tmp_path), "kernel.py.jinja")
+        render_text(SimpleNamespace(folder=tmp_path), "kernel.py.jinja")
 
 
 def test_digest_follows_the_text() -> None:

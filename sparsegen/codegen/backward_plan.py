@@ -1,0 +1,69 @@
+"""What ``templates/backward`` is given: names, numbers and Triton text in frozen records.
+
+Two kernels are rendered from it, each with its own plan: ``queries`` (dQ, and what both need of the outputs) over the
+pattern's schedule, ``keys`` (dK and dV) over the transposed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsegen.codegen.plan import Chunk, RowsPlan, SegmentPlan, SplitPlan, Table
+
+
+@dataclass(frozen=True)
+class HeadsPlan:
+    """Heads with one mask: the condition that picks them, and their segments."""
+
+    condition: str  # "" where they are all heads of the launch
+    comment: str
+    segments: tuple[SegmentPlan, ...]
+
+
+@dataclass(frozen=True)
+class GradientLaunch:
+    """One launch: a function of the module."""
+
+    kind: str  # "prepare" | "sweep" | "combine"
+    function: str
+    summary: str
+    chained: bool  # adds to what the launches before it wrote
+    heads: tuple[
+        str, ...
+    ]  # lines: number of heads and head of the program, where not all take part
+    rows: RowsPlan | None  # of a query tile, or of a key tile; None in "prepare" and "combine"
+    classes: tuple[HeadsPlan, ...]
+    some: str  # whether any segment holds anything for the tile
+    split: SplitPlan | None
+    cut: bool  # this launch is the one whose segments are cut into chunks
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """All that ``templates/backward`` reads."""
+
+    part: str  # "queries" | "keys"
+    outputs: tuple[str, ...]  # "DQ"; or "DK", "DV" or both
+    title: str
+    template: str
+    entry: str
+    mask_lines: tuple[str, ...]
+    head_dim: int
+    value_dim: int
+    qk_chunks: tuple[Chunk, ...]
+    v_chunks: tuple[Chunk, ...]
+    softcap: float | None
+    alibi: bool
+    sink_logits: bool
+    null_key: bool
+    tables: tuple[Table, ...]
+    walks: bool  # some segment walks the drawn blocks of a table
+    shift: int  # added to the positions of queries
+    launches: tuple[GradientLaunch, ...]
+    gathers: bool  # some rows of queries or keys are gathered
+    most_chunks: int  # of a split launch
+    parameters: tuple[str, ...]
+    types: tuple[str, ...]
+    constexprs: tuple[str, ...]
+    parameter_lines: tuple[str, ...]
+    argument_lines: tuple[str, ...]
