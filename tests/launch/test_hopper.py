@@ -237,3 +237,14 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
     assert " ".join(texts) == LAUNCHES.get(name, "hopper")
     assert not (binary.directory / MODULE).exists()
     assert not (binary.directory / HOPPER_MODULE).exists()
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_a_compilation_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Bindings of Triton 3.9 complain at the end of a process that compiled Gluon."""
+    config = config_of(Problem(head_dim=64), BLOCK_M=64, BLOCK_N=64)
+    source = source_of(CAUSAL, Problem(head_dim=64))
+    (outcome,) = compile_many([Job(source, config, "fast", H200, tmp_path)])
+    assert outcome.binary is not None
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
