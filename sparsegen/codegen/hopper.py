@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sparsegen.codegen.grids import Grid
@@ -23,12 +25,20 @@ from sparsegen.spec.problem import Problem
 
 ENTRY = "attend_forward_hopper"
 CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT")
+TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
 DTYPES = {"bfloat16": "bfloat16", "float16": "float16"}
 
 
 def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
     """Why the kernel cannot work for a problem on a GPU with these knobs, or None."""
+    installed = _triton()
+    if installed is not None and not TRITONS[0] <= installed <= TRITONS[1]:
+        tested = " to ".join(".".join(map(str, v)) for v in TRITONS)
+        return (
+            f"KERNEL=hopper is written for the Gluon of triton {tested}, which changes between versions; "
+            f"{'.'.join(map(str, installed))} is installed"
+        )
     if gpu.arch != 90:
         return f"KERNEL=hopper needs sm_90, {gpu.name} is another architecture"
     if problem.dtype not in DTYPES:
@@ -42,6 +52,18 @@ def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
     needed = shared_bytes(knobs, problem)
     if needed > gpu.shared_bytes:
         return f"queries and rings take {needed} bytes of shared memory, {gpu.name} has {gpu.shared_bytes}"
+    return None
+
+
+@cache
+def _triton() -> tuple[int, int] | None:
+    """Major and minor version of the installed Triton, under any name of its packages; None where there is none."""
+    for name in ("triton", "pytorch-triton"):
+        try:
+            major, minor, *_ = version(name).split(".")
+        except PackageNotFoundError:
+            continue
+        return int(major), int(minor)
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from schedules import made, per_head
 
-from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
+from sparsegen.codegen import KernelSource, LaunchConfig, hopper, load_template, render
 from sparsegen.codegen.hopper import gluon, shared_bytes, starts, unfit
 from sparsegen.launch import Job, Outcome, compile_many, variants
 from sparsegen.launch import signature as sig
@@ -151,6 +151,21 @@ def test_unfit(knobs: dict[str, Any], problem: Problem, gpu: str, said: str) -> 
     config = config_of(problem, **knobs)
     assert unfit(config.as_dict(), problem, find_gpu(gpu)) == said
     assert TEMPLATE.invalid(config, problem, find_gpu(gpu)) == said
+
+
+@pytest.mark.parametrize(
+    ("installed", "fits"), [((3, 5), False), ((3, 6), True), ((3, 9), True), ((3, 10), False)]
+)
+def test_the_triton_that_it_is_written_for(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[int, int], fits: bool
+) -> None:
+    monkeypatch.setattr(hopper, "_triton", lambda: installed)
+    said = unfit(config_of(Problem()).as_dict(), Problem(), H200)
+    want = (
+        "KERNEL=hopper is written for the Gluon of triton 3.6 to 3.9, which changes between versions; "
+        f"3.{installed[1]} is installed"
+    )
+    assert said == (None if fits else want)
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
