@@ -126,7 +126,10 @@ def test_it_is_outdated_when_the_row_is_gone(built, monkeypatch, tmp_path):
 
 def test_a_reader_finds_the_schedule_again(built, choice):
     kernel = open_kernel(STRIDED, STRIDED.problem, built)
-    assert kernel.source.digest == built.manifest.files["kernel.py"].sha256
+    assert kernel.source.text.encode() == built.read("kernel.py")
+    special = kernel.source.hopper
+    assert (special is None) == ("hopper.py" not in built.manifest.files)
+    assert special is None or special.text.encode() == built.read("hopper.py")
     assert kernel.config == built.manifest.decision.config
     other = schedule_of(STRIDED, STRIDED.problem, choice[0])
     assert dump(other) != built.read(SCHEDULE).decode()
@@ -166,7 +169,7 @@ def test_a_study_decides_the_schedule(tmp_path, monkeypatch, choice, rows):
     asked = {}
 
     def tune(target, **options):
-        asked.update(options)
+        asked.update(options, target=target)
         configs = [target.default, *target.starts]
         trials = tuple(
             Trial(i, c, "complete", time_us=100.0 - i) for i, c in enumerate([*configs, configs[0]])
@@ -183,10 +186,15 @@ def test_a_study_decides_the_schedule(tmp_path, monkeypatch, choice, rows):
     builder = Compiler(storage=tmp_path / "s.sqlite")
     request = ask(STRIDED, None, H200, "quick")
     decision = builder.build(request, tmp_path, None)
-    assert [c[KNOB] for c in asked["seeds"]] == [choice[1], *choice[1:]]
+    plain = [c[KNOB] for c in asked["seeds"] if c["KERNEL"] == "portable"]
+    assert plain == [choice[1], *choice[1:]]
     assert (decision.label, decision.tune, decision.time_us) == (choice[-1], "quick", 98.0)
     times = {c.label: c.measured_us for c in decision.candidates}
-    assert times[choice[0]] == 100.0 - len(choice) and times[choice[1]] == 99.0
+    tried = [asked["target"].default, *asked["target"].starts]
+    for label in choice[:2]:  # the default comes once more, at the end
+        last = max(i for i, c in enumerate([*tried, tried[0]]) if c[KNOB] == label)
+        assert times[label] == 100.0 - last
+    assert "; portable " in decision.measured and "; hopper " in decision.measured
     wanted = dump(schedule_of(STRIDED, STRIDED.problem, choice[-1]))
     assert (tmp_path / SCHEDULE).read_text() == wanted
 
