@@ -192,16 +192,19 @@ def test_triton_has_somewhere_to_write(
 
 
 def test_random_tables_of_a_call() -> None:
-    """Rows from the first query's block on; queries before position 0 have none."""
-    from sparsegen.launch.tables import random_table
+    """Rows from the first query's block on; queries before position 0 have none; empty ones behind the last."""
+    from sparsegen.launch.tables import LARGEST_TILE, random_table
 
     node = {"random_blocks": {"block": 4, "per_row": 2, "seed": 7}}
     pattern = Pattern.from_dict({"name": "r", "mask": node})
     (table,) = render(pattern, build(pattern), PROBLEM).tables
     made, first = random_table(table, 9, 10, 40, "cpu")
     whole, start = random_table(table, 0, 40, 40, "cpu")
-    assert (first, start, made.shape) == (2, 0, (3, 2)) and made.dtype == torch.int32
-    assert torch.equal(made, whole[2:5])
-    assert random_table(table, -6, 9, 40, "cpu")[0].shape == (1, 2)
+    behind = LARGEST_TILE // 4  # what the dead rows of a last tile may read
+    assert (first, start, made.shape) == (2, 0, (3 + behind, 2)) and made.dtype == torch.int32
+    assert torch.equal(made[:3], whole[2:5]) and (made[3:] == -1).all()
+    assert (whole[:10] >= 0).all() and (whole[10:] == -1).all()
+    assert random_table(table, -6, 9, 40, "cpu")[0].shape == (1 + behind, 2)
+    assert LARGEST_TILE == max(next(k.choices for k in load_template().knobs if k.name == "BLOCK_M"))
     few, _ = random_table(SimpleNamespace(block=4, per_row=5, term=table.term), 0, 8, 8, "cpu")
     assert sorted(few[0].tolist()) == [-1, -1, -1, 0, 1]  # fewer blocks than are drawn: -1 fills up
