@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsegen import errors as errors
+    from sparsegen.artifact.store import Store as Store
     from sparsegen.errors import ArtifactError as ArtifactError
     from sparsegen.errors import CacheMiss as CacheMiss
     from sparsegen.errors import InputError as InputError
@@ -38,6 +39,7 @@ _WHERE = {
     "compile": "sparsegen.runtime.api",
     "load": "sparsegen.runtime.api",
     "Attend": "sparsegen.runtime.attend",
+    "Store": "sparsegen.artifact.store",
     "reference": "sparsegen.spec.reference",
     "merge": "sparsegen.spec.reference",
     "errors": "sparsegen.errors",

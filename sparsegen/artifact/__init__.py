@@ -8,6 +8,8 @@ rendering.py schedule and kernel text, when built and when opened again
 build.py     the whole pipeline, read aloud: ``ensure``
 fleet.py     many patterns for many GPU types: ``warm`` and ``check``
 archive.py   entries as one file that can be carried elsewhere
+signing.py   signatures of entries, keys
+remote*.py   stores behind URLs and shared folders: what stores.yaml says, transport, entries, push and pull
 cache.py     list and prune
 doctor.py    what this machine has and lacks
 """

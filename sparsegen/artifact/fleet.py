@@ -7,24 +7,26 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsegen.artifact.build import Builder, Progress, Request, ask, ensure
 from sparsegen.artifact.manifest import Decision
+from sparsegen.artifact.problems import Changes, changed, words
 from sparsegen.artifact.store import Store
-from sparsegen.errors import SparsegenError, UnsupportedError
+from sparsegen.errors import InputError, SparsegenError, UnsupportedError
 
 if TYPE_CHECKING:
     from sparsegen.spec.gpu import Gpu
     from sparsegen.spec.pattern import Pattern
+    from sparsegen.spec.problem import Problem
 
 log = logging.getLogger(__name__)
 
 # States of one pattern on one GPU type; the second line are the ones that make a report fail.
-GOOD = ("hit", "built", "ok", "unsupported")
-BAD = ("failed", "missing", "damaged", "outdated")
+GOOD = ("hit", "built", "ok", "pushed", "pulled", "kept", "unsupported")
+BAD = ("failed", "missing", "damaged", "refused", "outdated")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class Result:
     state, of warm   ``hit`` (was stored), ``built``, ``unsupported`` (this version cannot compile it), ``failed``
     state, of check  ``ok``, ``missing``, ``damaged``, ``outdated`` (today's ``tuned/`` says otherwise), ``unsupported``,
                      ``failed`` (the pattern file has mistakes)
+    state, of push   ``pushed``, ``kept`` (what lies there is as good), ``damaged``
+    state, of pull   ``pulled``, ``hit`` (what is here is as good), ``missing``, ``refused``, ``unsupported``, ``failed``
+    problem          which one, in words, where several were asked for
     detail           why; for a missing one the fields in which the nearest entry differs
     """
 
@@ -42,6 +47,7 @@ class Result:
     state: str
     detail: str = ""
     path: Path | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [
-            f"{r.gpu} {r.pattern}: {r.state}" + f" ({r.detail})" * bool(r.detail)
+            f"{r.gpu} {r.pattern}{f' [{r.problem}]' * bool(r.problem)}: {r.state}"
+            + f" ({r.detail})" * bool(r.detail)
             for r in self.results
         ]
         total = ", ".join(f"{count} {state}" for state, count in self.counts().items())
@@ -74,6 +81,7 @@ def warm(
     patterns: Iterable[Pattern | str | Path] | None = None,
     *,
     tune: str = "off",
+    problems: Sequence[Changes] | None = None,
     jobs: int | None = None,
     store: Store | None = None,
     builder: Builder | None = None,
@@ -84,6 +92,7 @@ def warm(
     Args:
         gpus: names or aliases of GPU types.
         patterns: patterns, files or shipped names; default: all shipped ones.
+        problems: what to change in each pattern's problem, see ``problems.read_problems``; default: nothing.
         jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
     """
     store = Store() if store is None else store
@@ -91,13 +100,13 @@ def warm(
         from sparsegen.artifact.compiler import Compiler
 
         builder = Compiler(jobs=1)
-    work = list(_work(gpus, patterns))
-    workers = max(1, min(len(work), jobs or os.cpu_count() or 1))
+    items = list(work(gpus, patterns, problems))
+    workers = max(1, min(len(items), jobs or os.cpu_count() or 1))
     results: dict[int, Result] = {}
     with ThreadPoolExecutor(workers) as threads:
         waiting: dict[Future[Result], int] = {
             threads.submit(_build_one, item, tune, store, builder): number
-            for number, item in enumerate(work)
+            for number, item in enumerate(items)
         }
         try:
             while waiting:
@@ -105,18 +114,18 @@ def warm(
                 for future in done:
                     result = results[waiting.pop(future)] = future.result()
                     if progress is not None:
-                        line = f"{result.pattern} for {result.gpu}: {result.state}"
-                        progress(len(results), len(work), line)
+                        progress(len(results), len(items), _line(result))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    return Report(tuple(results[number] for number in range(len(work))))
+    return Report(tuple(results[number] for number in range(len(items))))
 
 
 def check(
     gpus: Sequence[str],
     patterns: Iterable[Pattern | str | Path] | None = None,
     *,
+    problems: Sequence[Changes] | None = None,
     store: Store | None = None,
     builder: Builder | None = None,
     progress: Progress | None = None,
@@ -130,27 +139,36 @@ def check(
         from sparsegen.artifact.compiler import Compiler
 
         builder = Compiler()
-    work = list(_work(gpus, patterns))
+    items = list(work(gpus, patterns, problems))
     results = []
-    for item in work:
+    for item in items:
         results.append(_check_one(item, store, builder))
         if progress is not None:
-            last = results[-1]
-            progress(len(results), len(work), f"{last.pattern} for {last.gpu}: {last.state}")
+            progress(len(results), len(items), _line(results[-1]))
     return Report(tuple(results))
 
 
 @dataclass(frozen=True)
-class _Item:
-    """One pattern for one GPU type; ``fault`` where the pattern cannot be read."""
+class Item:
+    """One pattern for one problem and GPU type; ``fault`` where pattern or problem are wrong.
+
+    ``problem`` is None for the pattern's own; ``words`` say which it is where several were asked for.
+    """
 
     name: str
     pattern: Pattern | None
     gpu: Gpu
     fault: str = ""
+    problem: Problem | None = None
+    words: str = ""
 
 
-def _work(gpus: Sequence[str], patterns: Iterable[Pattern | str | Path] | None) -> Iterator[_Item]:
+def work(
+    gpus: Sequence[str],
+    patterns: Iterable[Pattern | str | Path] | None,
+    problems: Sequence[Changes] | None = None,
+) -> Iterator[Item]:
+    """Every pattern (default: all shipped ones) with every problem (default: its own) for every GPU type."""
     from sparsegen.spec.gpu import find_gpu
     from sparsegen.spec.shipped import shipped_patterns
 
@@ -158,36 +176,58 @@ def _work(gpus: Sequence[str], patterns: Iterable[Pattern | str | Path] | None) 
     targets = list(dict.fromkeys(map(find_gpu, gpus)))  # an alias and its name are one
     for gpu in targets:
         for one in asked:
-            yield _item(one, gpu)
+            item = _item(one, gpu)
+            yield from [item] if problems is None else (_posed(item, c) for c in problems)
 
 
-def _item(one: Pattern | str | Path, gpu: Gpu) -> _Item:
+def _posed(item: Item, changes: Changes) -> Item:
+    """The item with its pattern's problem changed."""
+    if item.pattern is None:
+        return item
+    try:
+        return replace(item, problem=changed(item.pattern, changes), words=words(changes))
+    except InputError as error:
+        return replace(item, pattern=None, fault=str(error), words=words(changes))
+
+
+def _line(result: Result) -> str:
+    """One line of progress."""
+    which = f" [{result.problem}]" * bool(result.problem)
+    return f"{result.pattern}{which} for {result.gpu}: {result.state}"
+
+
+def _item(one: Pattern | str | Path, gpu: Gpu) -> Item:
     from sparsegen.spec.pattern import Pattern
 
     if isinstance(one, Pattern):
-        return _Item(one.name, one, gpu)
+        return Item(one.name, one, gpu)
     try:
         pattern = Pattern.from_yaml(one)
     except SparsegenError as error:
-        return _Item(Path(one).stem, None, gpu, str(error))
-    return _Item(pattern.name, pattern, gpu)
+        return Item(Path(one).stem, None, gpu, str(error))
+    return Item(pattern.name, pattern, gpu)
 
 
-def _build_one(item: _Item, tune: str, store: Store, builder: Builder) -> Result:
+def _build_one(item: Item, tune: str, store: Store, builder: Builder) -> Result:
+    def said(state: str, detail: str = "", path: Path | None = None) -> Result:
+        return Result(item.name, item.gpu.name, state, detail, path, item.words)
+
     if item.pattern is None:
-        return Result(item.name, item.gpu.name, "failed", item.fault)
+        return said("failed", item.fault)
     counted = _Counted(builder)
     try:
-        artifact = ensure(item.pattern, None, item.gpu, tune=tune, store=store, builder=counted)
+        artifact = ensure(
+            item.pattern, item.problem, item.gpu, tune=tune, store=store, builder=counted
+        )
     except UnsupportedError as error:
-        return Result(item.name, item.gpu.name, "unsupported", str(error))
+        return said("unsupported", str(error))
     except SparsegenError as error:
-        return Result(item.name, item.gpu.name, "failed", str(error))
+        return said("failed", str(error))
     if not artifact.path.is_relative_to(store.root):
-        return Result(item.name, item.gpu.name, "failed", f"{store.root} cannot be written")
+        return said("failed", f"{store.root} cannot be written")
     state = "built" if counted.built else "hit"
     chosen = artifact.manifest.decision.chosen_by
-    return Result(item.name, item.gpu.name, state, chosen, artifact.path)
+    return said(state, chosen, artifact.path)
 
 
 class _Counted:
@@ -202,13 +242,13 @@ class _Counted:
         return self.inner.build(request, directory, progress)
 
 
-def _check_one(item: _Item, store: Store, builder: Builder) -> Result:
+def _check_one(item: Item, store: Store, builder: Builder) -> Result:
     def said(state: str, detail: str = "", path: Path | None = None) -> Result:
-        return Result(item.name, item.gpu.name, state, detail, path)
+        return Result(item.name, item.gpu.name, state, detail, path, item.words)
 
     if item.pattern is None:
         return said("failed", item.fault)
-    request = ask(item.pattern, None, item.gpu)
+    request = ask(item.pattern, item.problem, item.gpu)
     try:
         key = builder.key(request)
         found, faults = store.find(key)

@@ -20,6 +20,7 @@ from sparsegen.errors import ArtifactError
 
 SCHEMA = 2  # 1 knew one schedule a pattern
 MANIFEST = "manifest.json"
+SIGNATURE = "signature.json"  # of the manifest; it may stand beside it and has no digest there
 MAX_BYTES = 4 << 20  # a manifest is some kilobytes; a larger file is not one
 LEVELS = ("off", "quick", "full")  # tuning, in rising order
 
@@ -202,6 +203,8 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     for name in files:
         if not safe_name(name):
             raise ValueError(f"file name {name!r} leaves the entry")
+        if name in (MANIFEST, SIGNATURE):
+            raise ValueError(f"file name {name!r} is taken")
     versions = data["versions"]
     if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
         raise ValueError("versions must be texts")

@@ -30,12 +30,14 @@ from sparsegen.artifact.folder import EntryName
 from sparsegen.artifact.key import ArtifactKey
 from sparsegen.artifact.manifest import (
     MANIFEST,
+    SIGNATURE,
     Decision,
     FileRecord,
     Manifest,
     level_at_least,
     safe_name,
 )
+from sparsegen.artifact.signing import read_signature
 from sparsegen.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,7 @@ def adopt_in(root: Path, artifact: Artifact) -> bool:
     with _building(root, artifact.key, is_good) as (found, build):
         if found is not None:
             return False
+        signature = read_signature(artifact.path)
         for name in artifact.manifest.files:
             content = artifact.read(name)
             with _disk():
@@ -95,8 +98,19 @@ def adopt_in(root: Path, artifact: Artifact) -> bool:
                 (build / name).write_bytes(content)
         with _disk():
             (build / MANIFEST).write_text(artifact.manifest.to_json(), encoding="utf-8")
+            if signature is not None:
+                (build / SIGNATURE).write_bytes(signature)
             _publish(root, build, artifact.manifest)
         return True
+
+
+def take_in(root: Path, artifact: Artifact) -> Artifact:
+    """Adopt ``artifact`` below one root, and return what stands there for its key."""
+    adopt_in(root, artifact)
+    found, faults = look_up(root, artifact.key)
+    if found is None:
+        raise faults[0] if faults else GoneError(f"{artifact.path.name} was removed from {root}")
+    return found
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from sparsegen.artifact import folder
 from sparsegen.artifact.entry import Artifact, GoneError, look_up, read_manifest
 from sparsegen.artifact.key import ArtifactKey, describe_difference
-from sparsegen.artifact.manifest import Manifest
+from sparsegen.artifact.manifest import Decision, Manifest
 from sparsegen.artifact.publish import (
     CacheWarning,
     NoPlaceError,
@@ -21,8 +22,12 @@ from sparsegen.artifact.publish import (
     discard_locked,
     private_root,
     roots,
+    take_in,
 )
-from sparsegen.errors import ArtifactError, CacheMiss
+from sparsegen.artifact.remote import NotThereError
+from sparsegen.artifact.remote_ask import look_up_shared, pull, push_or_say, say
+from sparsegen.artifact.remote_places import Places, Remote, read_places
+from sparsegen.errors import ArtifactError, CacheMiss, InputError
 
 __all__ = ["Artifact", "CacheWarning", "Store", "default_root"]
 
@@ -51,10 +56,38 @@ class Store:
 
     Making a Store touches nothing.  Reading works on a read-only root.  Where the root cannot be written, builds go
     to a folder that is private to this process and removed at its end, after one CacheWarning.
+
+    What the root lacks is looked for in the shared folders and stores of its ``stores.yaml``; ``remote`` is the URL of
+    one more, asked first, and ``push`` sends there what is built.  ``places`` replaces all of that.
     """
 
-    def __init__(self, root: str | Path | None = None):
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        *,
+        remote: str | None = None,
+        push: bool = False,
+        places: Places | None = None,
+    ):
         self.root = default_root() if root is None else Path(os.path.abspath(root))
+        if push and remote is None:
+            raise InputError("push needs the URL of a store to send to")
+        self._remote = None if remote is None else Remote(remote).url  # checked now, asked later
+        self._push, self._places = push, places
+
+    @property
+    def places(self) -> Places:
+        """Shared folders, stores and keys; ``stores.yaml`` is read at the first use.
+
+        InputError says what is wrong in it, ArtifactError that it cannot be read.
+        """
+        if self._places is None:
+            try:
+                found = read_places(self.root)
+            except OSError as error:
+                raise ArtifactError(f"{error.filename} cannot be read: {error.strerror}") from error
+            self._places = found.with_remote(self._remote, push=self._push)
+        return self._places
 
     @property
     def artifacts(self) -> Path:
@@ -62,7 +95,7 @@ class Store:
         return self.root / "artifacts"
 
     def try_load(self, key: ArtifactKey) -> Artifact | None:
-        """The artifact of ``key``, or ``None``.
+        """The artifact of ``key`` from this machine, or ``None``.
 
         A damaged entry counts as absent: it is logged, and moved aside unless a builder is at it.
         """
@@ -74,7 +107,10 @@ class Store:
                 log.warning("cache entry not used: %s", fault)
             if found is not None:
                 return found
-        return None
+        found, faults = look_up_shared(self._places_here(), key)
+        for fault in faults:
+            log.warning("shared entry not used: %s", fault)
+        return found
 
     def load(self, key: ArtifactKey, pattern: str | None = None) -> Artifact:
         """The artifact of ``key``; CacheMiss explains an absent one, ArtifactError a damaged one.
@@ -84,25 +120,36 @@ class Store:
         found, faults = self.find(key)
         if found is not None:
             return found
-        if faults:
-            raise faults[0]
-        raise CacheMiss(self.explain_miss(key, pattern))
+        found, refusals = self._pull(key)
+        if found is not None:
+            return found
+        misses = [error for error in refusals if isinstance(error, NotThereError)]
+        for fault in (*faults, *refusals):
+            if fault not in misses:
+                raise fault
+        raise CacheMiss("; ".join([self.explain_miss(key, pattern), *map(str, misses)]))
 
     def find(self, key: ArtifactKey) -> tuple[Artifact | None, list[ArtifactError]]:
-        """The valid artifact of ``key``, if any, and what is wrong with its other entries; changes nothing."""
+        """The valid artifact of ``key`` on this machine, if any, and what is wrong with its other entries.
+
+        Changes nothing and asks no store behind a URL.
+        """
         faults: list[ArtifactError] = []
         for root in roots(self.root):
             found, there = look_up(root, key)
             faults += there
             if found is not None:
                 return found, faults
-        return None, faults
+        found, there = look_up_shared(self._places_here(), key)
+        return found, faults + there
 
     def explain_miss(self, key: ArtifactKey, pattern: str | None = None) -> str:
         """Why ``key`` is not here: the fields in which it differs from the nearest stored entry."""
         name = f"{pattern}: " if pattern else ""
         head = f"{name}no artifact under key {key.short()} in {self.artifacts}"
-        stored = [(m, p) for p, m in self.entries() if isinstance(m, Manifest)]
+        shared = itertools.chain.from_iterable(map(_entries_below, self._places_here().shared))
+        everything = itertools.chain(self.entries(), shared)
+        stored = [(m, p) for p, m in everything if isinstance(m, Manifest)]
         if not stored:
             readable = _why_unreadable(self.artifacts)
             return f"{head}: {readable or 'the store is empty'}"
@@ -119,16 +166,9 @@ class Store:
         )
 
     def entries(self) -> Iterator[tuple[Path, Manifest | ArtifactError]]:
-        """Every entry with its manifest, or with the error that reading it gave; files are not hashed."""
+        """Every entry of this store with its manifest, or with the error that reading it gave; files are not hashed."""
         for root in roots(self.root):
-            for name in folder.entry_names(root / "artifacts"):
-                path = root / "artifacts" / str(name)
-                try:
-                    yield path, read_manifest(path)
-                except GoneError:
-                    continue
-                except ArtifactError as error:
-                    yield path, error
+            yield from _entries_below(root)
 
     def build_once(
         self,
@@ -146,9 +186,32 @@ class Store:
         found = self.try_load(key)
         if found is not None and accept(found):
             return found
-        job = partial(
-            build_in, key=key, pattern=pattern, write=write, versions=versions, accept=accept
+        found, refusals = self._pull(key)
+        say(refusals)
+        if found is not None and accept(found):
+            return found
+        made: list[Path] = []
+
+        def write_here(directory: Path) -> Decision:
+            made.append(directory)
+            return write(directory)
+
+        artifact = self._build(
+            partial(
+                build_in,
+                key=key,
+                pattern=pattern,
+                write=write_here,
+                versions=versions,
+                accept=accept,
+            )
         )
+        if made:
+            push_or_say(self._places_here(), artifact)
+        return artifact
+
+    def _build(self, job: Callable[[Path], Artifact]) -> Artifact:
+        """Run ``job`` on the root, or on this process's own folder where the root cannot be written."""
         try:
             return job(self.root)
         except NoPlaceError as error:
@@ -171,6 +234,34 @@ class Store:
             return adopt_in(self.root, artifact)
         except NoPlaceError as error:
             raise ArtifactError(f"{self.root} cannot be written: {error.__cause__}") from error
+
+    # --- what comes from elsewhere ---
+
+    def _places_here(self) -> Places:
+        """``places``, or nothing where nobody may look into the root: another user's folder says nothing to us."""
+        try:
+            return self.places
+        except ArtifactError as error:
+            if self._remote is not None or not isinstance(error.__cause__, PermissionError):
+                raise
+            log.info("no stores: %s", error)
+            self._places = Places()
+            return self._places
+
+    def _pull(self, key: ArtifactKey) -> tuple[Artifact | None, list[ArtifactError]]:
+        """The artifact of ``key`` from the first store that has a good one, published here; what the others said."""
+        return pull(self._places_here(), key, lambda a: self._build(partial(take_in, artifact=a)))
+
+
+def _entries_below(root: Path) -> Iterator[tuple[Path, Manifest | ArtifactError]]:
+    for name in folder.entry_names(root / "artifacts"):
+        path = root / "artifacts" / str(name)
+        try:
+            yield path, read_manifest(path)
+        except GoneError:
+            continue
+        except ArtifactError as error:
+            yield path, error
 
 
 def _discard(root: Path, key: ArtifactKey) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparsegen.cli import bench, build, look, store
+from sparsegen.cli import bench, build, look, report, store
 from sparsegen.errors import SparsegenError
 
 app = typer.Typer(
@@ -27,12 +27,16 @@ app.command("tune")(build.tune)
 app.command("bench")(bench.bench)
 app.command("warm")(build.warm)
 app.command("check")(build.check)
+app.command("report")(report.report)
 
 _cache = typer.Typer(help="Look at and move what was built.", no_args_is_help=True)
 _cache.command("ls")(store.ls)
 _cache.command("prune")(store.prune)
 _cache.command("export")(store.export)
 _cache.command("import")(store.import_)
+_cache.command("push")(store.push)
+_cache.command("pull")(store.pull)
+_cache.command("keygen")(store.keygen)
 app.add_typer(_cache, name="cache")
 
 

@@ -21,6 +21,18 @@ Patterns = Annotated[
     list[str] | None,
     typer.Argument(metavar="[PATTERN]...", help="Files or shipped names; default: all shipped."),
 ]
+Problems = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="YAML list of what to change in each pattern's problem; default: build it as stated.",
+    ),
+]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Ask this store before building."),
+]
+Push = Annotated[bool, typer.Option("--push", help="Send what is built to the store of --store.")]
 
 
 def compile(
@@ -36,16 +48,28 @@ def compile(
     ] = None,
     budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
     jobs: Jobs = None,
+    store: StoreUrl = None,
+    push: Push = False,
     as_json: Json = False,
 ) -> None:
     """Build the artifact of a pattern.
 
     For a GPU type that is not here it cross-compiles. What is in the cache already is not built again.
     """
+    from sparsegen.artifact.store import Store
     from sparsegen.report.built import build
 
+    place = Store(remote=store, push=push)
     with progress(f"compile {pattern}") as report:
-        built = build(pattern, gpu=gpu, tune=tune, budget_s=budget, jobs=jobs, progress=report)
+        built = build(
+            pattern,
+            gpu=gpu,
+            tune=tune,
+            budget_s=budget,
+            jobs=jobs,
+            store=place,
+            progress=report,
+        )
     emit(built.as_dict(), as_json, built.text())
 
 
@@ -76,28 +100,46 @@ def tune(
     emit(rows, as_json, "\n".join(lines))
 
 
-def warm(gpu: Gpus, patterns: Patterns = None, jobs: Jobs = None, as_json: Json = False) -> None:
+def warm(
+    gpu: Gpus,
+    patterns: Patterns = None,
+    problems: Problems = None,
+    jobs: Jobs = None,
+    store: StoreUrl = None,
+    push: Push = False,
+    as_json: Json = False,
+) -> None:
     """Fill the cache for GPU types that need not be here."""
     from sparsegen.artifact.fleet import warm as warm_fleet
+    from sparsegen.artifact.problems import read_problems
+    from sparsegen.artifact.store import Store
 
+    place, names = Store(remote=store, push=push), patterns or None
+    asked = None if problems is None else read_problems(problems)
     with progress("warm") as report:
-        done = warm_fleet(gpu.split(","), patterns or None, jobs=jobs, progress=report)
+        done = warm_fleet(
+            gpu.split(","), names, problems=asked, jobs=jobs, store=place, progress=report
+        )
     emit([result_dict(r) for r in done.results], as_json, str(done))
     if not done.ok:
         raise typer.Exit(1)
 
 
-def check(gpu: Gpus, patterns: Patterns = None, as_json: Json = False) -> None:
+def check(
+    gpu: Gpus, patterns: Patterns = None, problems: Problems = None, as_json: Json = False
+) -> None:
     """Prove that the cache is complete; compiles nothing.
 
     Rows of tuned/ that were measured for another version of a pattern or template are faults too.
     """
     from sparsegen.artifact.fleet import check as check_fleet
+    from sparsegen.artifact.problems import read_problems
     from sparsegen.report.tuning import stale_rows
 
     gpus = gpu.split(",")
+    asked = None if problems is None else read_problems(problems)
     with progress("check") as report:
-        done = check_fleet(gpus, patterns or None, progress=report)
+        done = check_fleet(gpus, patterns or None, problems=asked, progress=report)
     stale = stale_rows(gpus)
     found = {"results": [result_dict(r) for r in done.results], "stale_rows": stale}
     emit(found, as_json, "\n".join([str(done), *stale]))

@@ -1,4 +1,4 @@
-"""``sparsegen cache``: list, prune, export and import what was built."""
+"""``sparsegen cache``: list, prune, export and import what was built, push and pull it, make keys."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ from typing import Annotated
 
 import typer
 
+from sparsegen.cli.build import Gpus, Patterns, Problems, result_dict
 from sparsegen.cli.look import Json
-from sparsegen.cli.output import age, emit, size, table
+from sparsegen.cli.output import age, emit, progress, size, table
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="A store, e.g. s3://bucket/kernels, or a folder.")
+]
+Sign = Annotated[
+    Path | None,
+    typer.Option(metavar="KEY", help="Sign with this private key; default: that of stores.yaml."),
+]
+TrustKey = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="KEY.pub",
+        help="Take only what this public key signed; default: those of stores.yaml.",
+    ),
+]
 
 
 def ls(as_json: Json = False) -> None:
@@ -57,28 +73,89 @@ def prune(
 def export(
     file: Annotated[Path, typer.Argument(help="The archive to write (.tar.gz).")],
     gpu: Annotated[str | None, typer.Option(help="Only artifacts for this GPU type.")] = None,
+    sign: Sign = None,
 ) -> None:
     """Write artifacts into one archive, for a machine without a compiler."""
     from sparsegen.artifact.archive import export_archive
     from sparsegen.artifact.cache import list_entries
     from sparsegen.artifact.entry import read_entry
+    from sparsegen.artifact.remote_fleet import signer_of
     from sparsegen.spec.gpu import find_gpu
 
     wanted = None if gpu is None else find_gpu(gpu).name
     good = [e for e in list_entries() if not e.fault and not e.superseded]
     chosen = [read_entry(e.path) for e in good if wanted in (None, e.gpu)]
-    names = export_archive(file, chosen)
+    names = export_archive(file, chosen, signer_of(sign))
     print("\n".join([*names, f"{len(names)} artifacts in {file}"]))
 
 
-def import_(file: Annotated[Path, typer.Argument(help="An archive made by export.")]) -> None:
+def import_(
+    file: Annotated[Path, typer.Argument(help="An archive made by export.")],
+    trust: TrustKey = None,
+) -> None:
     """Take the artifacts of an archive into the cache, after checking every file."""
     from sparsegen.artifact.archive import import_archive
+    from sparsegen.artifact.remote_fleet import trust_of
 
-    done = import_archive(file)
+    done = import_archive(file, trust=trust_of(trust))
     for name in done.added:
         print(f"added {name}")
     print(f"{len(done.added)} added, {len(done.present)} already here")
+
+
+def push(
+    url: Url,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATTERN]...", help="Names or files; default: all in the cache."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME]", help="Only these GPU types.")
+    ] = None,
+    sign: Sign = None,
+    as_json: Json = False,
+) -> None:
+    """Send artifacts to a store; what is better tuned there is kept."""
+    from sparsegen.artifact.remote_fleet import push as push_all
+
+    types = None if gpu is None else gpu.split(",")
+    with progress("push") as report:
+        done = push_all(url, patterns or None, gpus=types, sign=sign, progress=report)
+    emit([result_dict(r) for r in done.results], as_json, str(done))
+    if not done.ok:
+        raise typer.Exit(1)
+
+
+def pull(
+    url: Url,
+    gpu: Gpus,
+    patterns: Patterns = None,
+    problems: Problems = None,
+    trust: TrustKey = None,
+    as_json: Json = False,
+) -> None:
+    """Take what patterns need from a store, after checking every file; builds nothing."""
+    from sparsegen.artifact.problems import read_problems
+    from sparsegen.artifact.remote_fleet import pull as pull_all
+
+    types, names = gpu.split(","), patterns or None
+    asked = None if problems is None else read_problems(problems)
+    with progress("pull") as report:
+        done = pull_all(url, types, names, problems=asked, trust=trust, progress=report)
+    emit([result_dict(r) for r in done.results], as_json, str(done))
+    if not done.ok:
+        raise typer.Exit(1)
+
+
+def keygen(
+    file: Annotated[Path, typer.Argument(help="The private key to write; FILE.pub is the other.")],
+) -> None:
+    """Make a pair of keys (ed25519) that sign artifacts and check them."""
+    from sparsegen.artifact.signing import make_keys
+
+    public, name = make_keys(file)
+    print(f"private key: {file}, for those who push and export; keep it secret")
+    print(f"public key: {public}, for those who pull and import ({name})")
 
 
 def entry_dict(entry: object) -> dict[str, object]:

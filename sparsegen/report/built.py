@@ -10,6 +10,7 @@ from sparsegen.artifact.build import Progress, ask, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.manifest import Considered
+from sparsegen.artifact.store import Store
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 
@@ -99,6 +100,7 @@ def build(
     tune: str | None = None,
     budget_s: float = 900.0,
     jobs: int | None = None,
+    store: Store | None = None,
     progress: Progress | None = None,
 ) -> Built:
     """Build ``pattern`` (a file or a shipped name) for the problem it states, or take it from the cache.
@@ -113,5 +115,7 @@ def build(
     here = found is not None and found.name == wanted.name
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
     level = tune or default_level(here=here)
-    artifact = ensure(spec, None, wanted, tune=level, builder=builder, progress=progress)
+    artifact = ensure(
+        spec, None, wanted, tune=level, store=store, builder=builder, progress=progress
+    )
     return Built(artifact, here)

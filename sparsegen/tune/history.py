@@ -69,20 +69,37 @@ def read(path: Path) -> list[Entry]:
     found = []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
-        next(reader)
-        for line in reader:
-            try:
-                named = dict(zip(COLUMNS, line, strict=True))
-                numbers = {name: float(named.pop(name)) for name in _NUMBERS}
-            except ValueError as error:
-                raise ArtifactError(f"{path}:{reader.line_num}: {error}") from error
-            found.append(Entry(**named, **numbers))  # type: ignore[arg-type]
+        try:
+            next(reader)
+            for line in reader:
+                found.append(_entry(line, f"{path}:{reader.line_num}"))
+        except (csv.Error, UnicodeDecodeError) as error:
+            place = f"{path}: after line {reader.line_num}"
+            raise ArtifactError(f"{place}: not readable as CSV in UTF-8: {error}") from error
+    _check_end(path)
     return found
+
+
+def _entry(line: Sequence[str], place: str) -> Entry:
+    if len(line) != len(COLUMNS):
+        raise ArtifactError(f"{place}: the line has {len(line)} fields; expected {len(COLUMNS)}")
+    named = dict(zip(COLUMNS, line))
+    numbers = {}
+    for name in _NUMBERS:
+        text = named.pop(name)
+        try:
+            numbers[name] = float(text)
+        except ValueError:
+            raise ArtifactError(f"{place}: {name} must be a number, got {text[:60]!r}") from None
+    return Entry(**named, **numbers)  # type: ignore[arg-type]
 
 
 def _check_header(path: Path) -> None:
     with path.open(newline="", encoding="utf-8") as file:
-        header = tuple(next(csv.reader(file), ()))
+        try:
+            header = tuple(next(csv.reader(file), ()))
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{path}: not readable as CSV in UTF-8: {error}") from error
     if header != COLUMNS:
         raise ArtifactError(
             f"{path} has the columns {', '.join(header)}; expected {', '.join(COLUMNS)}"

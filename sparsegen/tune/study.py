@@ -112,7 +112,7 @@ class Study:
         """
         with self.storage.locked():
             frozen = self._without_dead(self._frozen())
-            trials = [_row(one) for one in frozen]
+            trials = [trial_of(one) for one in frozen]
             complete = sum(trial.state == "complete" for trial in trials)
             running = sum(trial.state == "running" for trial in trials)
             if complete >= limit:
@@ -223,7 +223,7 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """The whole record in order of number, as it is now."""
-        return [_row(one) for one in self._frozen()]
+        return [trial_of(one) for one in self._frozen()]
 
     def note(self, name: str, value: Any) -> None:
         """Keep a fact about the whole study."""
@@ -260,7 +260,8 @@ def value_of(trials: Sequence[Trial], config: LaunchConfig) -> float | None:
     return times[0] if times else None
 
 
-def _row(frozen: optuna.trial.FrozenTrial) -> Trial:
+def trial_of(frozen: optuna.trial.FrozenTrial) -> Trial:
+    """What Optuna keeps of a trial, as a row of the record."""
     notes = frozen.user_attrs
     outcome = dict(notes.get("outcome", {}))
     state = {"fail": "failed"}.get(frozen.state.name.lower(), frozen.state.name.lower())

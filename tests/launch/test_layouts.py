@@ -205,6 +205,8 @@ def test_random_tables_of_a_call() -> None:
     assert torch.equal(made[:3], whole[2:5]) and (made[3:] == -1).all()
     assert (whole[:10] >= 0).all() and (whole[10:] == -1).all()
     assert random_table(table, -6, 9, 40, "cpu")[0].shape == (1 + behind, 2)
-    assert LARGEST_TILE == max(next(k.choices for k in load_template().knobs if k.name == "BLOCK_M"))
+    assert (
+        max(next(k.choices for k in load_template().knobs if k.name == "BLOCK_M")) == LARGEST_TILE
+    )
     few, _ = random_table(SimpleNamespace(block=4, per_row=5, term=table.term), 0, 8, 8, "cpu")
     assert sorted(few[0].tolist()) == [-1, -1, -1, 0, 1]  # fewer blocks than are drawn: -1 fills up

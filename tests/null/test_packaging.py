@@ -63,9 +63,10 @@ def test_wheel_holds_code_and_data(wheel: Path) -> None:
         assert files and not missing, f"{folder}: {missing}"
     modules = {
         f"sparsegen/{p.relative_to(ROOT / 'sparsegen').as_posix()}"
-        for p in (ROOT / "sparsegen").rglob("*.py")
+        for p in (ROOT / "sparsegen").rglob("*")
+        if p.suffix in (".py", ".jinja", ".css", ".js") and "_data" not in p.parts
     }
-    assert modules <= names
+    assert modules <= names and "sparsegen/report/history_page.html.jinja" in names
     assert not [n for n in names if n.startswith(("tests/", "docs/"))]
 
 

@@ -345,7 +345,7 @@ def test_a_foreign_or_damaged_history_is_never_appended_to(tmp_path):
     path.write_text(path.read_text() + "cut")
     with pytest.raises(ArtifactError, match="the last line is cut off"):
         history.append(path, [entry()])
-    with pytest.raises(ArtifactError, match="history.csv:3: zip"):
+    with pytest.raises(ArtifactError, match=r"history.csv:3: the line has \d+ fields; expected 13"):
         history.read(path)
 
 
