@@ -1,4 +1,7 @@
-"""Many patterns for many GPU types: ``warm`` builds them, ``check`` proves that all are there without compiling."""
+"""Many patterns for many GPU types: ``warm`` builds them, ``check`` proves that all are there without compiling.
+
+Both go over the passes that the problem of a pattern names.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsegen.artifact.build import Builder, Progress, Request, ask, ensure
+from sparsegen.artifact.gradients import BACKWARD, FORWARD, passes_of
 from sparsegen.artifact.manifest import Decision
 from sparsegen.artifact.store import Store
 from sparsegen.errors import SparsegenError, UnsupportedError
@@ -29,7 +33,7 @@ BAD = ("failed", "missing", "damaged", "outdated")
 
 @dataclass(frozen=True)
 class Result:
-    """One pattern on one GPU type.
+    """One pass of one pattern on one GPU type.
 
     state, of warm   ``hit`` (was stored), ``built``, ``unsupported`` (this version cannot compile it), ``failed``
     state, of check  ``ok``, ``missing``, ``damaged``, ``outdated`` (today's ``tuned/`` says otherwise), ``unsupported``,
@@ -42,6 +46,12 @@ class Result:
     state: str
     detail: str = ""
     path: Path | None = None
+    part: str = FORWARD  # or "backward": the kernels of gradients
+
+    @property
+    def name(self) -> str:
+        """GPU type and pattern, and the pass where it is not the forward one."""
+        return f"{self.gpu} {self.pattern}" + " gradients" * (self.part != FORWARD)
 
 
 @dataclass(frozen=True)
@@ -61,10 +71,7 @@ class Report:
         return {state: found[state] for state in (*GOOD, *BAD) if found[state]}
 
     def __str__(self) -> str:
-        lines = [
-            f"{r.gpu} {r.pattern}: {r.state}" + f" ({r.detail})" * bool(r.detail)
-            for r in self.results
-        ]
+        lines = [f"{r.name}: {r.state}" + f" ({r.detail})" * bool(r.detail) for r in self.results]
         total = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         return "\n".join([*lines, total or "nothing to do"])
 
@@ -77,6 +84,7 @@ def warm(
     jobs: int | None = None,
     store: Store | None = None,
     builder: Builder | None = None,
+    gradients: Builder | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Build every pattern for every GPU type; what is stored already is a hit, so an interrupted run goes on.
@@ -85,18 +93,16 @@ def warm(
         gpus: names or aliases of GPU types.
         patterns: patterns, files or shipped names; default: all shipped ones.
         jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
+        builder, gradients: what builds the passes; default: Triton.
     """
     store = Store() if store is None else store
-    if builder is None:
-        from sparsegen.artifact.compiler import Compiler
-
-        builder = Compiler(jobs=1)
+    builders = _builders(builder, gradients, 1)
     work = list(_work(gpus, patterns))
     workers = max(1, min(len(work), jobs or os.cpu_count() or 1))
     results: dict[int, Result] = {}
     with ThreadPoolExecutor(workers) as threads:
         waiting: dict[Future[Result], int] = {
-            threads.submit(_build_one, item, tune, store, builder): number
+            threads.submit(_build_one, item, tune, store, builders[item.part]): number
             for number, item in enumerate(work)
         }
         try:
@@ -105,8 +111,7 @@ def warm(
                 for future in done:
                     result = results[waiting.pop(future)] = future.result()
                     if progress is not None:
-                        line = f"{result.pattern} for {result.gpu}: {result.state}"
-                        progress(len(results), len(work), line)
+                        progress(len(results), len(work), f"{result.name}: {result.state}")
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
@@ -119,6 +124,7 @@ def check(
     *,
     store: Store | None = None,
     builder: Builder | None = None,
+    gradients: Builder | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that the store holds every pattern for every GPU type: keys, versions and digests.  Compiles nothing.
@@ -126,28 +132,39 @@ def check(
     Arguments as for ``warm``.
     """
     store = Store() if store is None else store
-    if builder is None:
-        from sparsegen.artifact.compiler import Compiler
-
-        builder = Compiler()
+    builders = _builders(builder, gradients, None)
     work = list(_work(gpus, patterns))
     results = []
     for item in work:
-        results.append(_check_one(item, store, builder))
+        results.append(_check_one(item, store, builders[item.part]))
         if progress is not None:
-            last = results[-1]
-            progress(len(results), len(work), f"{last.pattern} for {last.gpu}: {last.state}")
+            progress(len(results), len(work), f"{results[-1].name}: {results[-1].state}")
     return Report(tuple(results))
+
+
+def _builders(
+    forward: Builder | None, backward: Builder | None, jobs: int | None
+) -> dict[str, Builder]:
+    """What builds each pass."""
+    from sparsegen.artifact.compiler import Compiler
+    from sparsegen.artifact.gradients import GradientCompiler
+
+    return {FORWARD: forward or Compiler(jobs=jobs), BACKWARD: backward or GradientCompiler(jobs)}
 
 
 @dataclass(frozen=True)
 class _Item:
-    """One pattern for one GPU type; ``fault`` where the pattern cannot be read."""
+    """One pass of one pattern for one GPU type; ``fault`` where the pattern cannot be read."""
 
     name: str
     pattern: Pattern | None
     gpu: Gpu
+    part: str = FORWARD
     fault: str = ""
+
+    def result(self, state: str, detail: str = "", path: Path | None = None) -> Result:
+        """What became of it."""
+        return Result(self.name, self.gpu.name, state, detail, path, self.part)
 
 
 def _work(gpus: Sequence[str], patterns: Iterable[Pattern | str | Path] | None) -> Iterator[_Item]:
@@ -158,36 +175,38 @@ def _work(gpus: Sequence[str], patterns: Iterable[Pattern | str | Path] | None) 
     targets = list(dict.fromkeys(map(find_gpu, gpus)))  # an alias and its name are one
     for gpu in targets:
         for one in asked:
-            yield _item(one, gpu)
+            yield from _items(one, gpu)
 
 
-def _item(one: Pattern | str | Path, gpu: Gpu) -> _Item:
+def _items(one: Pattern | str | Path, gpu: Gpu) -> Iterator[_Item]:
     from sparsegen.spec.pattern import Pattern
 
-    if isinstance(one, Pattern):
-        return _Item(one.name, one, gpu)
     try:
-        pattern = Pattern.from_yaml(one)
+        pattern = one if isinstance(one, Pattern) else Pattern.from_yaml(one)
     except SparsegenError as error:
-        return _Item(Path(one).stem, None, gpu, str(error))
-    return _Item(pattern.name, pattern, gpu)
+        yield _Item(Path(str(one)).stem, None, gpu, fault=str(error))
+        return
+    for part in passes_of(None, ask(pattern, None, gpu).problem):
+        yield _Item(pattern.name, pattern, gpu, part)
 
 
 def _build_one(item: _Item, tune: str, store: Store, builder: Builder) -> Result:
     if item.pattern is None:
-        return Result(item.name, item.gpu.name, "failed", item.fault)
+        return item.result("failed", item.fault)
+    if item.part == BACKWARD:
+        tune = "off"  # nothing tunes them yet
     counted = _Counted(builder)
     try:
         artifact = ensure(item.pattern, None, item.gpu, tune=tune, store=store, builder=counted)
     except UnsupportedError as error:
-        return Result(item.name, item.gpu.name, "unsupported", str(error))
+        return item.result("unsupported", str(error))
     except SparsegenError as error:
-        return Result(item.name, item.gpu.name, "failed", str(error))
+        return item.result("failed", str(error))
     if not artifact.path.is_relative_to(store.root):
-        return Result(item.name, item.gpu.name, "failed", f"{store.root} cannot be written")
+        return item.result("failed", f"{store.root} cannot be written")
     state = "built" if counted.built else "hit"
     chosen = artifact.manifest.decision.chosen_by
-    return Result(item.name, item.gpu.name, state, chosen, artifact.path)
+    return item.result(state, chosen, artifact.path)
 
 
 class _Counted:
@@ -203,9 +222,7 @@ class _Counted:
 
 
 def _check_one(item: _Item, store: Store, builder: Builder) -> Result:
-    def said(state: str, detail: str = "", path: Path | None = None) -> Result:
-        return Result(item.name, item.gpu.name, state, detail, path)
-
+    said = item.result
     if item.pattern is None:
         return said("failed", item.fault)
     request = ask(item.pattern, None, item.gpu)
@@ -217,9 +234,8 @@ def _check_one(item: _Item, store: Store, builder: Builder) -> Result:
         if found is None:
             return said("missing", store.explain_miss(key, item.name))
         if not builder.is_current(request, found):
-            return said(
-                "outdated", "tuned/ gives another schedule or configuration today", found.path
-            )
+            who = "tuned/ gives" if item.part == FORWARD else "this version chooses"
+            return said("outdated", f"{who} another schedule or configuration today", found.path)
     except UnsupportedError as error:
         return said("unsupported", str(error))
     except SparsegenError as error:

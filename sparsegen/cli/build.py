@@ -35,17 +35,26 @@ def compile(
         ),
     ] = None,
     budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PASS[,PASS]",
+            help="Some of forward, backward; default: those that the pattern's problem names.",
+        ),
+    ] = None,
     jobs: Jobs = None,
     as_json: Json = False,
 ) -> None:
-    """Build the artifact of a pattern.
+    """Build the artifacts of a pattern: of its forward pass, and of its gradients where they are asked for.
 
     For a GPU type that is not here it cross-compiles. What is in the cache already is not built again.
     """
     from sparsegen.report.built import build
 
+    asked = None if passes is None else passes.split(",")
+    options = {"gpu": gpu, "tune": tune, "budget_s": budget, "passes": asked, "jobs": jobs}
     with progress(f"compile {pattern}") as report:
-        built = build(pattern, gpu=gpu, tune=tune, budget_s=budget, jobs=jobs, progress=report)
+        built = build(pattern, progress=report, **options)  # type: ignore[arg-type]
     emit(built.as_dict(), as_json, built.text())
 
 
