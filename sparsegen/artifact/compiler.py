@@ -36,7 +36,7 @@ from sparsegen.tune.schedules import (
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource
-    from sparsegen.launch import Binary
+    from sparsegen.launch import Binary, Job
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.pattern import Pattern
     from sparsegen.tune.tuner import TuneResult
@@ -157,26 +157,36 @@ class Compiler:
     def _compile(
         self, request: Request, source: KernelSource, config: LaunchConfig, directory: Path
     ) -> list[Binary]:
-        """Each variant into a folder of its name, by processes that may crash without taking this one along."""
-        from sparsegen.launch import CompileError, Job, compile_many, variants
+        """Each variant into a folder of its name."""
+        from sparsegen.launch import Job, variants
 
-        jobs = [
-            Job(source, config, variant, request.gpu, directory / variant)
+        jobs = {
+            variant: Job(source, config, variant, request.gpu, directory / variant)
             for variant in variants(source, config)
-        ]
-        outcomes = compile_many(jobs, self.jobs)
-        built = []
-        for job, binary, error in ((o.job, o.binary, o.error) for o in outcomes):
-            name = f"{request.pattern.name} ({job.variant}) for {request.gpu.name}"
-            if binary is None:
-                raise CompileError(f"{name} does not compile: {error}")
-            if binary.shared_bytes > request.gpu.shared_bytes:  # would fail at its first launch
-                raise CompileError(
-                    f"{name} needs {binary.shared_bytes} bytes of shared memory a program, "
-                    f"{request.gpu.name} has {request.gpu.shared_bytes}; it was compiled with {job.config}"
-                )
-            built.append(binary)
-        return built
+        }
+        return list(compiled(request, jobs, self.jobs).values())
+
+
+def compiled(request: Request, jobs: Mapping[str, Job], workers: int | None) -> dict[str, Binary]:
+    """Binaries by the names of their jobs, made by processes that may crash without taking this one along.
+
+    CompileError where the compiler refuses one, or one needs more shared memory than the GPU type has.
+    """
+    from sparsegen.launch import CompileError, compile_many
+
+    out: dict[str, Binary] = {}
+    gpu = request.gpu
+    for label, outcome in zip(jobs, compile_many(list(jobs.values()), workers), strict=True):
+        name, binary = f"{request.pattern.name} ({label}) for {gpu.name}", outcome.binary
+        if binary is None:
+            raise CompileError(f"{name} does not compile: {outcome.error}")
+        if binary.shared_bytes > gpu.shared_bytes:  # would fail at its first launch
+            raise CompileError(
+                f"{name} needs {binary.shared_bytes} bytes of shared memory a program, "
+                f"{gpu.name} has {gpu.shared_bytes}; it was compiled with {outcome.job.config}"
+            )
+        out[label] = binary
+    return out
 
 
 def _kernels(result: TuneResult) -> str:

@@ -1,4 +1,7 @@
-"""Many patterns for many GPU types: ``warm`` builds them, ``check`` proves that all are there without compiling."""
+"""Many patterns for many GPU types: ``warm`` builds them, ``check`` proves that all are there without compiling.
+
+Both go over the passes that the problem of a pattern names.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsegen.artifact.build import Builder, Progress, Request, ask, ensure
+from sparsegen.artifact.gradients import BACKWARD, FORWARD, passes_of
 from sparsegen.artifact.manifest import Decision
 from sparsegen.artifact.problems import Changes, changed, words
 from sparsegen.artifact.store import Store
@@ -31,7 +35,7 @@ BAD = ("failed", "missing", "damaged", "refused", "outdated")
 
 @dataclass(frozen=True)
 class Result:
-    """One pattern on one GPU type.
+    """One pass of one pattern on one GPU type.
 
     state, of warm   ``hit`` (was stored), ``built``, ``unsupported`` (this version cannot compile it), ``failed``
     state, of check  ``ok``, ``missing``, ``damaged``, ``outdated`` (today's ``tuned/`` says otherwise), ``unsupported``,
@@ -48,6 +52,13 @@ class Result:
     detail: str = ""
     path: Path | None = None
     problem: str = ""
+    part: str = FORWARD  # or "backward": the kernels of gradients
+
+    @property
+    def name(self) -> str:
+        """GPU type and pattern, the problem where several were asked for, the pass where it is not the forward one."""
+        problem = f" [{self.problem}]" * bool(self.problem)
+        return f"{self.gpu} {self.pattern}{problem}" + " gradients" * (self.part != FORWARD)
 
 
 @dataclass(frozen=True)
@@ -67,11 +78,7 @@ class Report:
         return {state: found[state] for state in (*GOOD, *BAD) if found[state]}
 
     def __str__(self) -> str:
-        lines = [
-            f"{r.gpu} {r.pattern}{f' [{r.problem}]' * bool(r.problem)}: {r.state}"
-            + f" ({r.detail})" * bool(r.detail)
-            for r in self.results
-        ]
+        lines = [f"{r.name}: {r.state}" + f" ({r.detail})" * bool(r.detail) for r in self.results]
         total = ", ".join(f"{count} {state}" for state, count in self.counts().items())
         return "\n".join([*lines, total or "nothing to do"])
 
@@ -85,6 +92,7 @@ def warm(
     jobs: int | None = None,
     store: Store | None = None,
     builder: Builder | None = None,
+    gradients: Builder | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Build every pattern for every GPU type; what is stored already is a hit, so an interrupted run goes on.
@@ -94,18 +102,16 @@ def warm(
         patterns: patterns, files or shipped names; default: all shipped ones.
         problems: what to change in each pattern's problem, see ``problems.read_problems``; default: nothing.
         jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
+        builder, gradients: what builds the passes; default: Triton.
     """
     store = Store() if store is None else store
-    if builder is None:
-        from sparsegen.artifact.compiler import Compiler
-
-        builder = Compiler(jobs=1)
+    made_by = builders(builder, gradients, 1)
     items = list(work(gpus, patterns, problems))
     workers = max(1, min(len(items), jobs or os.cpu_count() or 1))
     results: dict[int, Result] = {}
     with ThreadPoolExecutor(workers) as threads:
         waiting: dict[Future[Result], int] = {
-            threads.submit(_build_one, item, tune, store, builder): number
+            threads.submit(_build_one, item, tune, store, made_by[item.part]): number
             for number, item in enumerate(items)
         }
         try:
@@ -114,7 +120,7 @@ def warm(
                 for future in done:
                     result = results[waiting.pop(future)] = future.result()
                     if progress is not None:
-                        progress(len(results), len(items), _line(result))
+                        progress(len(results), len(items), f"{result.name}: {result.state}")
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
@@ -128,6 +134,7 @@ def check(
     problems: Sequence[Changes] | None = None,
     store: Store | None = None,
     builder: Builder | None = None,
+    gradients: Builder | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Prove that the store holds every pattern for every GPU type: keys, versions and digests.  Compiles nothing.
@@ -135,22 +142,29 @@ def check(
     Arguments as for ``warm``.
     """
     store = Store() if store is None else store
-    if builder is None:
-        from sparsegen.artifact.compiler import Compiler
-
-        builder = Compiler()
+    made_by = builders(builder, gradients, None)
     items = list(work(gpus, patterns, problems))
     results = []
     for item in items:
-        results.append(_check_one(item, store, builder))
+        results.append(_check_one(item, store, made_by[item.part]))
         if progress is not None:
-            progress(len(results), len(items), _line(results[-1]))
+            progress(len(results), len(items), f"{results[-1].name}: {results[-1].state}")
     return Report(tuple(results))
+
+
+def builders(
+    forward: Builder | None, backward: Builder | None, jobs: int | None
+) -> dict[str, Builder]:
+    """What builds each pass."""
+    from sparsegen.artifact.compiler import Compiler
+    from sparsegen.artifact.gradients import GradientCompiler
+
+    return {FORWARD: forward or Compiler(jobs=jobs), BACKWARD: backward or GradientCompiler(jobs)}
 
 
 @dataclass(frozen=True)
 class Item:
-    """One pattern for one problem and GPU type; ``fault`` where pattern or problem are wrong.
+    """One pass of one pattern for one problem and GPU type; ``fault`` where pattern or problem are wrong.
 
     ``problem`` is None for the pattern's own; ``words`` say which it is where several were asked for.
     """
@@ -158,9 +172,14 @@ class Item:
     name: str
     pattern: Pattern | None
     gpu: Gpu
+    part: str = FORWARD
     fault: str = ""
     problem: Problem | None = None
     words: str = ""
+
+    def result(self, state: str, detail: str = "", path: Path | None = None) -> Result:
+        """What became of it."""
+        return Result(self.name, self.gpu.name, state, detail, path, self.words, self.part)
 
 
 def work(
@@ -177,7 +196,9 @@ def work(
     for gpu in targets:
         for one in asked:
             item = _item(one, gpu)
-            yield from [item] if problems is None else (_posed(item, c) for c in problems)
+            posed = [item] if problems is None else [_posed(item, c) for c in problems]
+            for each in posed:
+                yield from _passes(each)
 
 
 def _posed(item: Item, changes: Changes) -> Item:
@@ -190,44 +211,44 @@ def _posed(item: Item, changes: Changes) -> Item:
         return replace(item, pattern=None, fault=str(error), words=words(changes))
 
 
-def _line(result: Result) -> str:
-    """One line of progress."""
-    which = f" [{result.problem}]" * bool(result.problem)
-    return f"{result.pattern}{which} for {result.gpu}: {result.state}"
+def _passes(item: Item) -> Iterator[Item]:
+    """The item for every pass that its problem names."""
+    if item.pattern is None:
+        yield item
+        return
+    problem = ask(item.pattern, item.problem, item.gpu).problem
+    yield from (replace(item, part=part) for part in passes_of(None, problem))
 
 
 def _item(one: Pattern | str | Path, gpu: Gpu) -> Item:
     from sparsegen.spec.pattern import Pattern
 
-    if isinstance(one, Pattern):
-        return Item(one.name, one, gpu)
     try:
-        pattern = Pattern.from_yaml(one)
+        pattern = one if isinstance(one, Pattern) else Pattern.from_yaml(one)
     except SparsegenError as error:
-        return Item(Path(one).stem, None, gpu, str(error))
+        return Item(Path(str(one)).stem, None, gpu, fault=str(error))
     return Item(pattern.name, pattern, gpu)
 
 
 def _build_one(item: Item, tune: str, store: Store, builder: Builder) -> Result:
-    def said(state: str, detail: str = "", path: Path | None = None) -> Result:
-        return Result(item.name, item.gpu.name, state, detail, path, item.words)
-
     if item.pattern is None:
-        return said("failed", item.fault)
+        return item.result("failed", item.fault)
+    if item.part == BACKWARD:
+        tune = "off"  # nothing tunes them yet
     counted = _Counted(builder)
     try:
         artifact = ensure(
             item.pattern, item.problem, item.gpu, tune=tune, store=store, builder=counted
         )
     except UnsupportedError as error:
-        return said("unsupported", str(error))
+        return item.result("unsupported", str(error))
     except SparsegenError as error:
-        return said("failed", str(error))
+        return item.result("failed", str(error))
     if not artifact.path.is_relative_to(store.root):
-        return said("failed", f"{store.root} cannot be written")
+        return item.result("failed", f"{store.root} cannot be written")
     state = "built" if counted.built else "hit"
     chosen = artifact.manifest.decision.chosen_by
-    return said(state, chosen, artifact.path)
+    return item.result(state, chosen, artifact.path)
 
 
 class _Counted:
@@ -243,9 +264,7 @@ class _Counted:
 
 
 def _check_one(item: Item, store: Store, builder: Builder) -> Result:
-    def said(state: str, detail: str = "", path: Path | None = None) -> Result:
-        return Result(item.name, item.gpu.name, state, detail, path, item.words)
-
+    said = item.result
     if item.pattern is None:
         return said("failed", item.fault)
     request = ask(item.pattern, item.problem, item.gpu)
@@ -257,9 +276,8 @@ def _check_one(item: Item, store: Store, builder: Builder) -> Result:
         if found is None:
             return said("missing", store.explain_miss(key, item.name))
         if not builder.is_current(request, found):
-            return said(
-                "outdated", "tuned/ gives another schedule or configuration today", found.path
-            )
+            who = "tuned/ gives" if item.part == FORWARD else "this version chooses"
+            return said("outdated", f"{who} another schedule or configuration today", found.path)
     except UnsupportedError as error:
         return said("unsupported", str(error))
     except SparsegenError as error:

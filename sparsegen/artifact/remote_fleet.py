@@ -9,7 +9,7 @@ from sparsegen.artifact.archive import ArchiveError
 from sparsegen.artifact.build import Builder, Progress, ask
 from sparsegen.artifact.cache import EntryInfo, list_entries
 from sparsegen.artifact.entry import read_entry
-from sparsegen.artifact.fleet import Item, Report, Result, work
+from sparsegen.artifact.fleet import Item, Report, Result, builders, work
 from sparsegen.artifact.problems import Changes
 from sparsegen.artifact.remote import NotThereError, RefusedError
 from sparsegen.artifact.remote_entries import fetched, send
@@ -76,14 +76,11 @@ def pull(
     store = Store() if store is None else store
     remote = store.places.remote(url)
     trusted = trust_of(trust, store)
-    if builder is None:
-        from sparsegen.artifact.compiler import Compiler
-
-        builder = Compiler()
+    made_by = builders(builder, None, None)
     items = list(work(gpus, patterns, problems))
     results: list[Result] = []
     for item in items:
-        results.append(_pull_one(item, remote, trusted, store, builder))
+        results.append(_pull_one(item, remote, trusted, store, made_by[item.part]))
         _tell(progress, results, len(items))
     return Report(tuple(results))
 
@@ -117,7 +114,7 @@ def _pull_one(
     item: Item, remote: Remote, trust: Trust | None, store: Store, builder: Builder
 ) -> Result:
     def said(state: str, detail: object = "") -> Result:
-        return Result(item.name, item.gpu.name, state, str(detail), problem=item.words)
+        return item.result(state, str(detail))
 
     if item.pattern is None:
         return said("failed", item.fault)

@@ -52,30 +52,41 @@ def source_of(pattern: Pattern, problem: Problem, artifact: Artifact) -> KernelS
     Raises:
         ArtifactError: this version finds no such schedule, renders another text, or the record is not of this key.
     """
-    decision = artifact.manifest.decision
-    recorded = _recorded(artifact)
-    lengths = decision.problem.get("lengths", problem.lengths)
     try:
-        schedule = schedule_of(recorded, replace(problem, lengths=lengths), decision.label)
+        schedule = schedule_of(*recorded(artifact, problem), artifact.manifest.decision.label)
     except ArtifactError as error:
         raise ArtifactError(f"{artifact.path}: {error}; build it again") from None
-    key = artifact.key
-    if heads_and_masks(schedule) != (key.mask, key.head_rules, key.max_position, key.min_position):
-        raise ArtifactError(f"{artifact.path}: {PATTERN} is not of the masks of its key")
-    source = rendered(pattern, schedule, problem, key.template)
+    check_masks(artifact, schedule)
+    source = rendered(pattern, schedule, problem, artifact.key.template)
     texts = {SOURCE: source.text} | ({HOPPER: source.hopper.text} if source.hopper else {})
-    for name, text in texts.items():
-        if artifact.read(name) != text.encode():
-            raise ArtifactError(
-                f"{artifact.path}: {name} is not what this version renders for the pattern; build it again"
-            )
+    check_texts(artifact, texts)
     return source
 
 
-def _recorded(artifact: Artifact) -> Pattern:
+def recorded(artifact: Artifact, problem: Problem) -> tuple[Pattern, Problem]:
+    """The pattern that an artifact was built from, and ``problem`` with the lengths it was built for."""
     from sparsegen.spec.pattern import Pattern
 
-    return Pattern.from_yaml_text(artifact.read(PATTERN).decode(), f"{artifact.path}/{PATTERN}")
+    text = artifact.read(PATTERN).decode()
+    pattern = Pattern.from_yaml_text(text, f"{artifact.path}/{PATTERN}")
+    lengths = artifact.manifest.decision.problem.get("lengths", problem.lengths)
+    return pattern, replace(problem, lengths=lengths)
+
+
+def check_masks(artifact: Artifact, schedule: Schedule) -> None:
+    """ArtifactError unless the schedule shows the masks of the artifact's key."""
+    key = artifact.key
+    if heads_and_masks(schedule) != (key.mask, key.head_rules, key.max_position, key.min_position):
+        raise ArtifactError(f"{artifact.path}: {PATTERN} is not of the masks of its key")
+
+
+def check_texts(artifact: Artifact, texts: Mapping[str, str]) -> None:
+    """ArtifactError unless the artifact's files hold exactly these texts, by name."""
+    for name, text in texts.items():
+        if name not in artifact.manifest.files or artifact.read(name) != text.encode():
+            raise ArtifactError(
+                f"{artifact.path}: {name} is not what this version renders for the pattern; build it again"
+            )
 
 
 def considered(

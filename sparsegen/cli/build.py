@@ -47,29 +47,30 @@ def compile(
         ),
     ] = None,
     budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PASS[,PASS]",
+            help="Some of forward, backward; default: those that the pattern's problem names.",
+        ),
+    ] = None,
     jobs: Jobs = None,
     store: StoreUrl = None,
     push: Push = False,
     as_json: Json = False,
 ) -> None:
-    """Build the artifact of a pattern.
+    """Build the artifacts of a pattern: of its forward pass, and of its gradients where they are asked for.
 
     For a GPU type that is not here it cross-compiles. What is in the cache already is not built again.
     """
     from sparsegen.artifact.store import Store
     from sparsegen.report.built import build
 
+    asked = None if passes is None else passes.split(",")
     place = Store(remote=store, push=push)
+    options = {"tune": tune, "budget_s": budget, "passes": asked, "jobs": jobs, "store": place}
     with progress(f"compile {pattern}") as report:
-        built = build(
-            pattern,
-            gpu=gpu,
-            tune=tune,
-            budget_s=budget,
-            jobs=jobs,
-            store=place,
-            progress=report,
-        )
+        built = build(pattern, gpu=gpu, progress=report, **options)  # type: ignore[arg-type]
     emit(built.as_dict(), as_json, built.text())
 
 

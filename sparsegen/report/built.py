@@ -9,6 +9,7 @@ from typing import Any
 from sparsegen.artifact.build import Progress, ask, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
 from sparsegen.artifact.manifest import Considered
 from sparsegen.artifact.store import Store
 from sparsegen.spec.gpu import current_gpu, find_gpu
@@ -17,60 +18,72 @@ from sparsegen.spec.pattern import Pattern
 
 @dataclass(frozen=True)
 class Built:
-    """An artifact as it was asked for; ``here``: its GPU type is the one of this machine."""
+    """An artifact as it was asked for; ``here``: its GPU type is the one of this machine.
+
+    ``gradients``: that of the backward pass, where it was asked for.
+    """
 
     artifact: Artifact
     here: bool
+    gradients: Artifact | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The object of ``compile --json``."""
-        key, manifest = self.artifact.key, self.artifact.manifest
-        decision = manifest.decision
         return {
-            "pattern": manifest.pattern,
-            "gpu": key.gpu,
+            "pattern": self.artifact.manifest.pattern,
+            "gpu": self.artifact.key.gpu,
             "cross_compiled": not self.here,
-            "key": key.digest(),
-            "path": str(self.artifact.path),
-            "schedule": decision.label,
-            "candidates": [asdict(c) for c in decision.candidates],
-            "predicted_for": decision.predicted_for,
-            "config": decision.config.as_dict(),
-            "chosen_by": decision.chosen_by,
-            "tune": decision.tune,
-            "time_us": decision.time_us,
-            "baseline_us": decision.baseline_us,
-            "variants": [
-                {
-                    "name": v.name,
-                    "registers": v.registers,
-                    "spill_bytes": v.spill_bytes,
-                    "shared_bytes": v.shared_bytes,
-                }
-                for v in decision.variants
-            ],
+            **_decided(self.artifact),
+            "gradients": None if self.gradients is None else _decided(self.gradients),
         }
 
     def text(self) -> str:
         """For a person: schedule, configuration and who chose it, resources, folder."""
-        key, decision = self.artifact.key, self.artifact.manifest.decision
+        key = self.artifact.key
         lines = [
             f"{self.artifact.manifest.pattern} for {key.gpu}, {key.dtype}, head_dim {key.head_dim}, "
             f"heads {key.heads}:{key.kv_heads}",
-            f"schedule       {among(decision.label, decision.candidates)}",
-            f"configuration  {decision.config}",
-            f"chosen by      {decision.chosen_by}",
+            *_lines(self.artifact),
         ]
-        for v in decision.variants:
-            spills = "" if v.spill_bytes is None else f", {v.spill_bytes} bytes spilled"
-            registers = "" if v.registers is None else f"{v.registers} registers{spills}, "
-            lines.append(
-                f"variant        {v.name}: {registers}{v.shared_bytes} bytes shared memory"
-            )
-        lines.append(f"artifact       {self.artifact.path}")
+        if self.gradients is not None:
+            lines += ["gradients", *_lines(self.gradients)]
         if not self.here:
             lines.append(f"There is no {key.gpu} here: cross-compiled, not run.")
         return "\n".join(lines)
+
+
+def _decided(artifact: Artifact) -> dict[str, Any]:
+    """Key, folder and decision as plain values."""
+    decision = artifact.manifest.decision
+    names = ("name", "registers", "spill_bytes", "shared_bytes")
+    return {
+        "key": artifact.key.digest(),
+        "path": str(artifact.path),
+        "schedule": decision.label,
+        "candidates": [asdict(c) for c in decision.candidates],
+        "predicted_for": decision.predicted_for,
+        "config": decision.config.as_dict(),
+        "chosen_by": decision.chosen_by,
+        "tune": decision.tune,
+        "time_us": decision.time_us,
+        "baseline_us": decision.baseline_us,
+        "variants": [{name: getattr(v, name) for name in names} for v in decision.variants],
+    }
+
+
+def _lines(artifact: Artifact) -> list[str]:
+    """The same for a person."""
+    decision = artifact.manifest.decision
+    lines = [
+        f"schedule       {among(decision.label, decision.candidates)}",
+        f"configuration  {decision.config}",
+        f"chosen by      {decision.chosen_by}",
+    ]
+    for v in decision.variants:
+        spills = "" if v.spill_bytes is None else f", {v.spill_bytes} bytes spilled"
+        registers = "" if v.registers is None else f"{v.registers} registers{spills}, "
+        lines.append(f"variant        {v.name}: {registers}{v.shared_bytes} bytes shared memory")
+    return [*lines, f"artifact       {artifact.path}"]
 
 
 def among(label: str, candidates: Iterable[Considered]) -> str:
@@ -99,6 +112,7 @@ def build(
     gpu: str | None = None,
     tune: str | None = None,
     budget_s: float = 900.0,
+    passes: Iterable[str] | None = None,
     jobs: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
@@ -106,16 +120,20 @@ def build(
     """Build ``pattern`` (a file or a shipped name) for the problem it states, or take it from the cache.
 
     ``gpu``: a name or alias; ``None`` for the one here.  ``tune``: ``off``, ``quick`` or ``full`` (``budget_s`` seconds);
-    ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.
+    ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.  ``passes``: see
+    ``artifact.gradients.passes_of``; gradients are not tuned.
     Errors are those of ``artifact.build.ensure``.
     """
     spec = Pattern.from_yaml(pattern)
     found = current_gpu()
-    wanted = ask(spec, None, None if gpu is None else find_gpu(gpu)).gpu
+    request = ask(spec, None, None if gpu is None else find_gpu(gpu))
+    wanted, trains = request.gpu, BACKWARD in passes_of(passes, request.problem)
     here = found is not None and found.name == wanted.name
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
     level = tune or default_level(here=here)
     artifact = ensure(
         spec, None, wanted, tune=level, store=store, builder=builder, progress=progress
     )
-    return Built(artifact, here)
+    trained = GradientCompiler(jobs)
+    gradients = ensure(spec, None, wanted, store=store, builder=trained) if trains else None
+    return Built(artifact, here, gradients)

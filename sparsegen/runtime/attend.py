@@ -11,17 +11,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.errors import InputError, SpecError, UnsupportedError
+from sparsegen.errors import InputError, SpecError
 from sparsegen.launch.kernel import VARIANT_GUARDS, Call, Kernel, Launch
 from sparsegen.launch.tables import random_table
 from sparsegen.runtime.checks import (
     beyond_proof,
+    check_device,
     check_extras,
+    check_features,
+    check_lengths,
     check_out,
     check_starts,
     check_tensors,
-    refuse_gradient,
 )
+from sparsegen.runtime.training import Backward, Training, wants_gradient
 from sparsegen.spec.fields import LIMIT
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
@@ -42,15 +45,24 @@ class Attend:
         problem: Problem,
         kernel: Kernel,
         rebuild: Callable[[Problem], Kernel] | None = None,
+        gradients: Callable[[Problem], Backward] | None = None,
+        backward: Backward | None = None,
     ):
-        """``rebuild`` makes a kernel for other dims (compile()d callables); without it they are an error (load()ed)."""
+        """``rebuild`` makes a kernel for other dims (compile()d callables); without it they are an error (load()ed).
+
+        ``gradients`` gives the kernels of gradients when they are first needed, ``backward`` are those of ``problem``
+        where they are here already.
+        """
         self.pattern, self.problem, self.kernel = pattern, problem, kernel
         self._rebuild = rebuild
         self._kernels: dict[tuple[Any, ...], Kernel] = {_dims(problem): kernel}
         self._checked: dict[Any, tuple[Kernel, float]] = {}
         self._ready: dict[Any, Launch] = {}  # layouts of plain calls, checked and prepared
         self._tables: OrderedDict[Any, Any] = OrderedDict()
-        self._on_grid = any(node.grid() is not None for _, node in pattern.nodes())
+        self.on_grid = any(node.grid() is not None for _, node in pattern.nodes())
+        self._training = Training(self, gradients)
+        if backward is not None:
+            self._training.add(problem, kernel, backward)
 
     def __repr__(self) -> str:
         return f"<sparsegen.Attend {self.pattern.name!r} {self.problem.dtype} head_dim {self.problem.head_dim}>"
@@ -83,6 +95,7 @@ class Attend:
         q_lengths, kv_starts, kv_lengths: int32 [B], valid query rows, first valid key row, valid keys.
         alibi_slopes, sink_logits: float32 [H].  null_key: (k [Hkv, D], v [Hkv, Dv]).
         partial: leave sink logits and null key out, to merge shards later with ``sparsegen.merge``.
+        Gradients go to q, k, v, sink_logits and null_key, as far as they require one; see ``runtime.training``.
         variant: launch this variant ("fast", "pointers" or "general") or raise ``UnsupportedError``.
 
         Raises ``TypeError`` for a missing or unknown keyword, ``InputError`` for tensors that do not fit.
@@ -98,6 +111,24 @@ class Attend:
                 out, lse = _empty(q, v)
                 launch(q, k, v, out, lse)
                 return (out, lse) if return_lse else out
+        if wants_gradient(q, k, v, alibi_slopes, sink_logits, null_key, out):
+            return self._training(
+                q,
+                k,
+                v,
+                q_start=q_start,
+                k_start=k_start,
+                q_lengths=q_lengths,
+                kv_starts=kv_starts,
+                kv_lengths=kv_lengths,
+                alibi_slopes=alibi_slopes,
+                sink_logits=sink_logits,
+                null_key=null_key,
+                out=out,
+                return_lse=return_lse,
+                partial=partial,
+                variant=variant,
+            )
         key = (
             q.shape,
             k.shape,
@@ -118,17 +149,17 @@ class Attend:
                 self._checked.clear()
             found = self._checked[key] = self._check(q, k, v)
         kernel, scale = found
-        if q.requires_grad or k.requires_grad or v.requires_grad:
-            refuse_gradient()
-        self._check_features(alibi_slopes, sink_logits, null_key)
+        check_features(self.pattern, alibi_slopes, sink_logits, null_key)
         if alibi_slopes is not None or sink_logits is not None or null_key is not None:
             check_extras(q, k, v, alibi_slopes, sink_logits, null_key)
         check_starts(q_start, k_start)
         if variant is not None and variant not in VARIANT_GUARDS:
             raise InputError(f"variant must be one of {', '.join(VARIANT_GUARDS)}, got {variant!r}")
         if q_lengths is not None or kv_starts is not None or kv_lengths is not None:
-            self._check_lengths(q, k, q_lengths, kv_starts, kv_lengths)
-        if self._on_grid:
+            check_lengths(
+                self.pattern, bool(kernel.source.tables), q, q_lengths, kv_starts, kv_lengths
+            )
+        if self.on_grid:
             self.pattern.check_lengths(q.shape[2], k.shape[2], k_start)
         relative = int(q_start is None and self.pattern.align == "bottom_right")
         first = k_start if q_start is None else q_start
@@ -151,7 +182,7 @@ class Attend:
         if kernel.source.max_position is not None and beyond_proof(
             kernel.source, q.shape[2], k.shape[2], call
         ):
-            kernel = self._any_length(kernel, q, k, v, call)
+            kernel = self.any_length(kernel, q, k, v, call)
             call = replace(call, tables=self._random_blocks(kernel, q, k, first, relative))
         out, lse = _outputs(q, v, out)
         if q.numel() and q.shape[1]:
@@ -168,12 +199,13 @@ class Attend:
 
     def _check(self, q: Any, k: Any, v: Any) -> tuple[Kernel, float]:
         check_tensors(q, k, v)
-        if q.device.type != "cuda":
-            raise InputError(
-                f"the compiled kernel runs on a GPU and the tensors are on {q.device}; "
-                "sparsegen.compile(pattern, backend='reference') runs on any device"
-            )
-        problem = _problem(self.problem, q, k, v)
+        check_device(q)
+        kernel = self.kernel_of(problem_of(self.problem, q, k, v))
+        scale = self.pattern.scale
+        return kernel, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+
+    def kernel_of(self, problem: Problem) -> Kernel:
+        """The kernel for these dims: the one at hand, or built now where this callable may build."""
         kernel = self._kernels.get(_dims(problem))
         if kernel is None:
             if self._rebuild is None:
@@ -182,56 +214,17 @@ class Attend:
                     "build it with sparsegen.compile or `sparsegen warm`"
                 )
             kernel = self._kernels[_dims(problem)] = self._rebuild(problem)
-        scale = self.pattern.scale
-        return kernel, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+        return kernel
 
-    def _check_features(self, alibi_slopes: Any, sink_logits: Any, null_key: Any) -> None:
-        for name, wanted, given in (
-            ("alibi_slopes", self.pattern.alibi, alibi_slopes),
-            ("sink_logits", self.pattern.sink_logits, sink_logits),
-            ("null_key", self.pattern.null_key, null_key),
-        ):
-            if wanted and given is None:
-                raise TypeError(f"pattern {self.pattern.name!r} needs the keyword {name!r}")
-            if given is not None and not wanted:
-                raise TypeError(
-                    f"pattern {self.pattern.name!r} takes no {name!r}: its file does not ask for it"
-                )
-
-    def _check_lengths(self, q: Any, k: Any, *given: Any) -> None:
-        for name, t in zip(("q_lengths", "kv_starts", "kv_lengths"), given):
-            if t is None:
-                continue
-            if (
-                tuple(t.shape) != (q.shape[0],)
-                or str(t.dtype) != "torch.int32"
-                or t.device != q.device
-            ):
-                raise InputError(
-                    f"{name} must be int32 [{q.shape[0]}] on {q.device}, got {t.dtype} {list(t.shape)} on {t.device}"
-                )
-            if not t.is_contiguous():
-                raise InputError(f"{name} must be contiguous")
-        if self.kernel.source.tables:
-            place = next(
-                self.pattern.place(path)
-                for path, node in self.pattern.nodes()
-                if node.keyword == "random_blocks"
-            )
-            raise UnsupportedError(
-                f"{place}: random_blocks has one table for all batch entries: per-batch lengths do not go with it"
-            )
-
-    def _any_length(self, kernel: Kernel, q: Any, k: Any, v: Any, call: Call) -> Kernel:
+    def any_length(self, kernel: Kernel, q: Any, k: Any, v: Any, call: Call) -> Kernel:
         """A kernel whose proofs hold for every position: once, since a longer call would need it again."""
         why = beyond_proof(kernel.source, q.shape[2], k.shape[2], call)
         if self._rebuild is None:
             raise InputError(
                 f"this artifact is proven for {why}; build it with lengths in its problem that reach there"
             )
-        asked = _problem(self.problem, q, k, v)
-        lengths = ((max(1, q.shape[2]), max(1, k.shape[2])), (LIMIT, LIMIT))
-        rebuilt = self._kernels[_dims(asked)] = self._rebuild(replace(asked, lengths=lengths))
+        asked = reaching(problem_of(self.problem, q, k, v), q.shape[2], k.shape[2])
+        rebuilt = self._kernels[_dims(asked)] = self._rebuild(asked)
         self._checked.clear()
         self._ready.clear()
         if beyond_proof(rebuilt.source, q.shape[2], k.shape[2], call):
@@ -323,12 +316,10 @@ def _outputs(q: Any, v: Any, out: Any) -> tuple[Any, Any]:
     if out is None:
         return made, lse
     check_out(q, v, out)
-    if out.requires_grad:
-        refuse_gradient()
     return out, lse
 
 
-def _problem(like: Problem, q: Any, k: Any, v: Any) -> Problem:
+def problem_of(like: Problem, q: Any, k: Any, v: Any) -> Problem:
     """The problem of a call: its dims and dtype, the lengths of the problem that was asked for."""
     try:
         return replace(
@@ -344,6 +335,11 @@ def _problem(like: Problem, q: Any, k: Any, v: Any) -> Problem:
         raise InputError(
             f"no kernel takes these tensors: {mistake.path} {mistake.message}"
         ) from None
+
+
+def reaching(problem: Problem, q_len: int, kv_len: int) -> Problem:
+    """The same for calls of every length, these ones first."""
+    return replace(problem, lengths=((max(1, q_len), max(1, kv_len)), (LIMIT, LIMIT)))
 
 
 def _dims(problem: Problem) -> tuple[Any, ...]:

@@ -75,15 +75,24 @@ def attend(
     import torch
 
     engine_of(engine)
+    q, k, v, null_key = autocast(q, k, v, null_key)
     tensors = [q, k, v, *(null_key or (None, None))]
-    if torch.is_autocast_enabled(q.device.type):
-        low = torch.get_autocast_dtype(q.device.type)
-        tensors = [t if t is None else t.to(low) for t in tensors]
     out: tuple[torch.Tensor, torch.Tensor] = torch.ops.sparsegen.attend(
         *tensors, sink_logits, alibi_slopes, q_lengths, kv_starts, kv_lengths,
         engine, q_start, k_start, relative, joins, scale,
     )  # fmt: skip
     return out
+
+
+def autocast(q: Any, k: Any, v: Any, null_key: Any) -> tuple[Any, Any, Any, Any]:
+    """The same tensors, under autocast in its dtype."""
+    import torch
+
+    if not torch.is_autocast_enabled(q.device.type):
+        return q, k, v, null_key
+    low = torch.get_autocast_dtype(q.device.type)
+    null = None if null_key is None else tuple(t.to(low) for t in null_key)
+    return q.to(low), k.to(low), v.to(low), null
 
 
 # ---- the operators ----
@@ -137,6 +146,9 @@ def _backward(
 ) -> list[Any]:
     *given, wanted = rest
     names = wanted.split()
+    if not q.numel():
+        every = dict(zip(LEARNED, (q, k, v, *rest[:3])))
+        return [every[name].new_zeros(every[name].shape) for name in names]
     found, call = _call(q, k, *given)
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
@@ -249,8 +261,14 @@ def _call(
 
 def _table(table: Table, first: int, q_len: int, kv_len: int, device: Any) -> Any:
     """A random_blocks table of a call, kept for the next one of these lengths."""
+    import torch
+
     key = table.term, first, q_len, kv_len, device
     if key not in _TABLES:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise InputError(
+                "random_blocks meets these lengths for the first time inside a CUDA graph capture; call once before"
+            )
         if len(_TABLES) >= TABLES_KEPT:
             _TABLES.clear()
         _TABLES[key] = random_table(table, first, q_len, kv_len, device)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch.kernel import Call
 
+if TYPE_CHECKING:
+    from sparsegen.spec.pattern import Pattern
+
+DEVICE = "cuda"  # as torch calls GPUs of every maker
 FURTHEST = 1 << 36  # the schedule's proofs hold for positions up to here
 
 
@@ -83,10 +87,53 @@ def check_extras(
                     f"{name} must be contiguous {q.dtype} [{k.shape[1]}, {dim}] on {q.device}, "
                     f"got {t.dtype} {list(t.shape)} on {t.device}"
                 )
-    if any(
-        t is not None and t.requires_grad for t in (alibi_slopes, sink_logits, *(null_key or ()))
+
+
+def check_device(q: Any) -> None:
+    """InputError unless the tensors are where compiled kernels run."""
+    if q.device.type != DEVICE:
+        raise InputError(
+            f"the compiled kernel runs on a GPU and the tensors are on {q.device}; "
+            "sparsegen.compile(pattern, backend='reference') runs on any device"
+        )
+
+
+def check_features(pattern: Pattern, alibi_slopes: Any, sink_logits: Any, null_key: Any) -> None:
+    """TypeError for a keyword that the pattern needs and the call lacks, or the other way round."""
+    for name, wanted, given in (
+        ("alibi_slopes", pattern.alibi, alibi_slopes),
+        ("sink_logits", pattern.sink_logits, sink_logits),
+        ("null_key", pattern.null_key, null_key),
     ):
-        refuse_gradient()
+        if wanted and given is None:
+            raise TypeError(f"pattern {pattern.name!r} needs the keyword {name!r}")
+        if given is not None and not wanted:
+            raise TypeError(
+                f"pattern {pattern.name!r} takes no {name!r}: its file does not ask for it"
+            )
+
+
+def check_lengths(pattern: Pattern, has_tables: bool, q: Any, *given: Any) -> None:
+    """InputError unless q_lengths, kv_starts and kv_lengths, where given, are contiguous int32 [B] on q's device.
+
+    UnsupportedError for a kernel that has tables of random_blocks.
+    """
+    for name, t in zip(("q_lengths", "kv_starts", "kv_lengths"), given):
+        if t is None:
+            continue
+        if tuple(t.shape) != (q.shape[0],) or str(t.dtype) != "torch.int32" or t.device != q.device:
+            raise InputError(
+                f"{name} must be int32 [{q.shape[0]}] on {q.device}, got {t.dtype} {list(t.shape)} on {t.device}"
+            )
+        if not t.is_contiguous():
+            raise InputError(f"{name} must be contiguous")
+    if has_tables:
+        place = next(
+            pattern.place(path) for path, node in pattern.nodes() if node.keyword == "random_blocks"
+        )
+        raise UnsupportedError(
+            f"{place}: random_blocks has one table for all batch entries: per-batch lengths do not go with it"
+        )
 
 
 def check_starts(q_start: Any, k_start: Any) -> None:
@@ -97,16 +144,6 @@ def check_starts(q_start: Any, k_start: Any) -> None:
     if k_start < 0:
         raise InputError(
             f"k_start must be 0 or more, got {k_start}: keys have no positions below 0"
-        )
-
-
-def refuse_gradient() -> None:
-    """UnsupportedError where autograd would want a gradient."""
-    import torch
-
-    if torch.is_grad_enabled():
-        raise UnsupportedError(
-            "compiled kernels have no backward pass yet: call under torch.no_grad(), or use backend='reference', which is differentiable"
         )
 
 

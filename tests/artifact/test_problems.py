@@ -69,7 +69,7 @@ def test_warm_and_check_go_over_all_of_them(tmp_path: Path) -> None:
     )
     assert first.counts() == {"built": 10, "failed": 2}, str(first)  # 12 heads share no 8 key heads
     assert "nvidia-h200 b [heads 12]: failed (problem heads 12 for b: " in str(first)
-    assert "a [dtype float16] for nvidia-a100: built" in seen and len(seen) == 12
+    assert "nvidia-a100 a [dtype float16]: built" in seen and len(seen) == 12
     assert fleet.warm(["h200", "a100"], patterns, **options).counts() == {"hit": 10, "failed": 2}
     checked = fleet.check(["h200"], patterns[:1], **options)
     assert checked.counts() == {"ok": 3} and [r.problem for r in checked.results] == [

@@ -194,7 +194,7 @@ def test_doctor_names_the_cure_for_a_missing_compiler(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    """A cache with one artifact, and what ``compile --json`` said."""
+    """A cache with the artifacts of both passes, which its problem names, and what ``compile --json`` said."""
     cache = tmp_path_factory.mktemp("cache")
     done = sparsegen_(
         "compile", "causal", "--gpu", "a100", "--tune", "off", "--json", SPARSEGEN_CACHE=str(cache)
@@ -210,6 +210,11 @@ def test_compile_cross_compiles_and_says_so(built: tuple[Path, dict[str, object]
     done = sparsegen_("compile", "causal", "--gpu", "a100", SPARSEGEN_CACHE=str(cache))
     assert "There is no nvidia-a100 here: cross-compiled, not run." in done.stdout
     assert said["schedule"] == "runs"
+    gradients = said["gradients"]
+    assert isinstance(gradients, dict) and gradients["schedule"] == "dQ runs; dK, dV runs"
+    assert Path(gradients["path"]).is_dir() and gradients["path"] != said["path"]
+    assert "\ngradients\nschedule       dQ runs; dK, dV runs (predicted " in done.stdout
+    assert gradients["path"] in done.stdout
     assert "\nschedule       runs (predicted " in done.stdout
     assert str(said["path"]) in done.stdout  # the second time it is a hit: same key, same folder
 
@@ -222,22 +227,56 @@ def test_check_warm_and_cache_commands(
     assert run("check", "--gpu", "a100", "causal")[0] == 0
     code, text = run("check", "--gpu", "a100,h100", "causal", "--json")
     states = [r["state"] for r in json.loads(text[text.index("{") :])["results"]]
-    assert (code, states) == (1, ["ok", "missing"])
-    assert "hit" in run("warm", "--gpu", "a100", "causal")[1]
+    assert (code, states) == (1, ["ok", "ok", "missing", "missing"])
+    warmed = run("warm", "--gpu", "a100", "causal")[1]
+    assert "a100 causal: hit" in warmed and "a100 causal gradients: hit" in warmed
 
-    (row,) = json.loads(run("cache", "ls", "--json")[1])
-    assert row["pattern"] == "causal" and row["path"] == said["path"]
+    rows = json.loads(run("cache", "ls", "--json")[1])
+    assert [row["pattern"] for row in rows] == ["causal"] * 2
+    assert {row["path"] for row in rows} == {said["path"], said["gradients"]["path"]}  # type: ignore[index]
     archive = str(tmp_path / "a.tar.gz")
-    assert "1 artifacts" in run("cache", "export", archive, "--gpu", "a100")[1]
+    assert "2 artifacts" in run("cache", "export", archive, "--gpu", "a100")[1]
     assert (
         "0 artifacts" in run("cache", "export", str(tmp_path / "none.tar.gz"), "--gpu", "h100")[1]
     )
     monkeypatch.setenv("SPARSEGEN_CACHE", str(tmp_path / "other"))
-    assert "1 added, 0 already here" in run("cache", "import", archive)[1]
-    assert "0 added, 1 already here" in run("cache", "import", archive)[1]
-    assert "would remove 1" in run("cache", "prune", "--all", "--dry-run")[1]
-    assert "removed 1" in run("cache", "prune", "--all")[1]
+    assert "2 added, 0 already here" in run("cache", "import", archive)[1]
+    assert "0 added, 2 already here" in run("cache", "import", archive)[1]
+    assert "would remove 2" in run("cache", "prune", "--all", "--dry-run")[1]
+    assert "removed 2" in run("cache", "prune", "--all")[1]
     assert json.loads(run("cache", "ls", "--json")[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "passes"),
+    [
+        ([], ["Compiler", "GradientCompiler"]),
+        (["--passes", "forward"], ["Compiler"]),
+        (["--passes", "backward"], ["Compiler", "GradientCompiler"]),
+        (["--passes", "forward,backward"], ["Compiler", "GradientCompiler"]),
+    ],
+    ids=str,
+)
+def test_compile_builds_the_passes_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], passes: list[str]
+) -> None:
+    """The problem of causal names both."""
+    asked: list[str] = []
+
+    def ensure(*_: object, builder: object, **__: object) -> None:
+        asked.append(type(builder).__name__)
+
+    monkeypatch.setattr(built_module, "ensure", ensure)
+    monkeypatch.setattr(built_module.Built, "as_dict", lambda self: {})
+    monkeypatch.setattr(built_module.Built, "text", lambda self: "")
+    assert run("compile", "causal", "--gpu", "a100", *words)[0] == 0
+    assert asked == passes
+
+
+def test_compile_names_a_pass_that_does_not_exist() -> None:
+    done = sparsegen_("compile", "causal", "--gpu", "a100", "--passes", "forward,decode")
+    said = "InputError: passes must be some of forward, backward, got 'decode'"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, said)
 
 
 def test_compile_refuses_run_time_nodes_by_place(tmp_path: Path) -> None:

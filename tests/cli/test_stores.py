@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def fill(root: Path, *names: str, gpu: str = "a100") -> None:
         Store(root).build_once(key, name, write_standin, builder.versions())
 
 
+def forward_only(folder: Path, name: str) -> Path:
+    """A shipped pattern whose problem names the forward pass alone: no artifact of gradients is asked for."""
+    pattern = Pattern.from_yaml(name)
+    assert pattern.problem is not None
+    file = folder / f"{name}.yaml"
+    file.write_text(
+        replace(pattern, problem=replace(pattern.problem, passes=("forward",))).to_yaml()
+    )
+    return file
+
+
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("filled")
@@ -67,16 +79,21 @@ def test_push_and_pull(filled: Path, at, tmp_path: Path) -> None:
     )
     assert run("cache", "push", url, "causal", "--gpu", "a100")[1].endswith("1 kept\n")
     at(tmp_path / "new")
-    assert run("cache", "pull", url, "causal", "streaming_llm", "--gpu", "a100") == (
+    causal, streaming = (forward_only(tmp_path, n) for n in ("causal", "streaming_llm"))
+    assert run("cache", "pull", url, causal, streaming, "--gpu", "a100") == (
         0,
         "nvidia-a100 causal: pulled\nnvidia-a100 streaming_llm: pulled\n2 pulled\n",
     )
-    assert run("cache", "pull", url, "causal", "--gpu", "a100")[1].endswith("1 hit\n")
+    assert run("cache", "pull", url, causal, "--gpu", "a100")[1].endswith("1 hit\n")
     assert len(os.listdir(tmp_path / "new" / "artifacts")) == 2
-    code, text = run("cache", "pull", url, "causal", "--gpu", "h200,a100", "--json")
+    code, text = run("cache", "pull", url, causal, "--gpu", "h200,a100", "--json")
     rows = json.loads(text)
     assert code == 1 and [r["state"] for r in rows] == ["missing", "hit"]
     assert str(url) in rows[0]["detail"]
+    code, text = run("cache", "pull", url, "causal", "--gpu", "a100")
+    assert (
+        code == 1 and "nvidia-a100 causal gradients: missing" in text
+    )  # its problem names both passes
 
 
 def test_pull_for_other_problems(filled: Path, at, tmp_path: Path) -> None:
@@ -84,7 +101,14 @@ def test_pull_for_other_problems(filled: Path, at, tmp_path: Path) -> None:
     run("cache", "push", tmp_path / "folder", "causal")
     (tmp_path / "p.yaml").write_text("- {}\n- {dtype: float16}\n")
     at(tmp_path / "new")
-    words = ("causal", "--gpu", "a100", "--problems", tmp_path / "p.yaml", "--json")
+    words = (
+        forward_only(tmp_path, "causal"),
+        "--gpu",
+        "a100",
+        "--problems",
+        tmp_path / "p.yaml",
+        "--json",
+    )
     rows = json.loads(run("cache", "pull", tmp_path / "folder", *words)[1])
     assert [r["state"] for r in rows] == ["pulled", "missing"]
     assert "float16" in rows[1]["problem"]
@@ -154,7 +178,8 @@ def test_signed_from_end_to_end(filled: Path, at, tmp_path: Path) -> None:
     run("cache", "export", tmp_path / "x.tar.gz", "--sign", tmp_path / "key")
     trust = ("--trust", tmp_path / "key.pub")
     at(tmp_path / "new")
-    assert run("cache", "pull", tmp_path / "folder", "causal", "--gpu", "a100", *trust)[0] == 0
+    causal = forward_only(tmp_path, "causal")
+    assert run("cache", "pull", tmp_path / "folder", causal, "--gpu", "a100", *trust)[0] == 0
     code, text = run("cache", "import", tmp_path / "x.tar.gz", *trust)
     assert code == 0 and text.endswith("1 added, 1 already here\n")
     at(tmp_path / "other")
