@@ -27,7 +27,7 @@ ENTRY = "attend_forward_hopper"
 CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT")
 TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
-DTYPES = {"bfloat16": "bfloat16", "float16": "float16"}
+DTYPES = ("bfloat16", "float16")  # by torch's names, which are Gluon's
 
 
 def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
@@ -108,10 +108,15 @@ def gluon(text: str, at: str = "", names: Iterable[str] = ()) -> str:
 
 
 def covers(launch: LaunchPlan) -> bool:
-    """Whether the kernel can do a launch: its keys come in boxes that a tensor descriptor loads, in no table's order."""
+    """Whether the kernel can do a launch.
+
+    Its keys come in boxes that a tensor descriptor loads, in no table's order; and whether any row lives is told by
+    scalars, since the producer has no rows to look at.
+    """
     segments = [seg for cls in launch.classes for seg in cls.segments]
     boxes = [bool(seg.descriptor) and seg.table is None for seg in segments]
-    return not launch.combine and bool(boxes) and all(boxes)
+    told = any(line.startswith("live_rows = ") for line in launch.rows.scalars)
+    return not launch.combine and told and bool(boxes) and all(boxes)
 
 
 def row_names(launch: LaunchPlan) -> tuple[str, ...]:
@@ -141,7 +146,7 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     return HopperPlan(
         entry=ENTRY,
-        dtype=DTYPES[dtype],
+        dtype=dtype,
         parameters=parameters,
         types=types,
         constexprs=constexprs,

@@ -10,13 +10,14 @@ import os
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparsegen.errors import InputError, TuneError
 from sparsegen.tune.storage import Storage, open_storage
 from sparsegen.tune.study import Trial, trial_of
+from sparsegen.tune.tuner import quiet_optuna
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def read_studies(where: str | Path | None) -> list[Convergence]:
 
         return _of_files(sorted((default_root() / "studies").glob("*.sqlite")))
     if "://" in str(where):
-        with _quiet():
+        with quiet_optuna():
             return _of_storage(open_storage(str(where)), None)
     path = Path(where)
     if path.is_dir():
@@ -82,7 +83,7 @@ def read_studies(where: str | Path | None) -> list[Convergence]:
 def _of_files(paths: Sequence[Path]) -> list[Convergence]:
     found = []
     for path in paths:
-        with tempfile.TemporaryDirectory(prefix="sparsegen-report-") as folder, _quiet():
+        with tempfile.TemporaryDirectory(prefix="sparsegen-report-") as folder, quiet_optuna():
             copy = Path(folder) / "copy.sqlite"
             _copy(path, copy)
             found += _of_storage(open_storage(copy), path.name)
@@ -133,16 +134,3 @@ def convergence(name: str, source: str, trials: Sequence[Trial]) -> Convergence:
         tuple(sorted(outcomes.items(), key=lambda kind: (-kind[1], kind[0]))),
         str(best.config) if best else "",
     )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna says on stderr which storage it opened; the setting is put back."""
-    import optuna
-
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)

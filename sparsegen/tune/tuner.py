@@ -107,7 +107,7 @@ def tune(
     default = space.canonical(source.default.as_dict())
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_quiet_optuna())
+            stack.enter_context(quiet_optuna())
             opened = open_storage(storage, patience_s)
             study = Study(
                 opened,
@@ -140,7 +140,7 @@ def tune(
 def recorded(source: CandidateSource, storage: str | Path) -> TuneResult:
     """What the record says now, without measuring: the default configuration if no trial is complete."""
     space = Space(source.knobs)
-    with _quiet_optuna():
+    with quiet_optuna():
         opened = open_storage(storage)
         study = Study(opened, source.key, space, default=source.default, invalid=source.invalid)
         try:
@@ -305,7 +305,7 @@ def _refuse_capture() -> None:
 
 
 @contextlib.contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna reports every trial on stderr; our own progress says the same better.  Its setting is put back."""
     import optuna
 

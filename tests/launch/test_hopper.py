@@ -12,6 +12,7 @@ from schedules import made, per_head
 
 from sparsegen.codegen import KernelSource, LaunchConfig, hopper, load_template, render
 from sparsegen.codegen.hopper import gluon, shared_bytes, starts, unfit
+from sparsegen.codegen.planner import make_plan
 from sparsegen.launch import Job, Outcome, compile_many, variants
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import folder_of, read_metadata
@@ -88,6 +89,20 @@ def test_what_has_no_such_text() -> None:
     assert source_of(nothing, Problem()).hopper is None
     first = render(*made("nothing first"), Problem(head_dim=64))
     assert first.hopper.launches == (1,)
+
+
+def test_the_producer_is_told_whether_rows_live() -> None:
+    """It has no rows: where only a sum over them tells, as for boxes of three digits, the launch is not taken."""
+    template = load_template()
+    pattern, schedule = made("strided")
+    plan = make_plan(
+        pattern, schedule, Problem(head_dim=64), template.name, template.entry, template.constexprs
+    )
+    for launch in plan.launches:
+        assert hopper.covers(launch)
+        by_sum = tuple(x for x in launch.rows.scalars if not x.startswith("live_rows = "))
+        assert len(by_sum) == len(launch.rows.scalars) - 1
+        assert not hopper.covers(replace(launch, rows=replace(launch.rows, scalars=by_sum)))
 
 
 def test_the_digest_follows_both_texts() -> None:
