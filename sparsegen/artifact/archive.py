@@ -23,10 +23,12 @@ from sparsegen.artifact import folder
 from sparsegen.artifact.entry import Artifact, read_entry
 from sparsegen.artifact.folder import EntryName
 from sparsegen.artifact.manifest import MANIFEST, MAX_BYTES, SIGNATURE, safe_name
+from sparsegen.artifact.remote import NotThereError
 from sparsegen.artifact.signing import Signer, Trust, read_signature
 from sparsegen.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from sparsegen.artifact.key import ArtifactKey
     from sparsegen.artifact.store import Store
 
 MAX_FILE_BYTES = 256 << 20  # a binary has some hundred kilobytes
@@ -112,6 +114,23 @@ def read_archive(
         for entry in entries:
             trust.check(entry.manifest, read_signature(entry.path), f"{said}: {entry.path.name}")
     return entries
+
+
+@contextlib.contextmanager
+def entry_of(file: Path, key: ArtifactKey, trust: Trust | None = None) -> Iterator[Artifact]:
+    """The verified entry of ``key`` in an archive, unpacked as long as the context lasts.
+
+    NotThereError, which names the GPU types that the archive has it for, else errors as for ``import_archive``.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparsegen-archive-") as scratch:
+        entries = read_archive(file, Path(scratch), str(file), trust)
+        for entry in entries:
+            if entry.key == key:
+                yield entry
+                return
+    others = sorted({e.key.gpu for e in entries if e.key.like(key)} - {key.gpu})
+    has = f"it has that for {', '.join(others)}" if others else f"it holds {len(entries)} other"
+    raise NotThereError(f"{file} has no artifact under key {key.short()} ({key.gpu}); {has}")
 
 
 def _add_entry(tar: tarfile.TarFile, artifact: Artifact, signer: Signer | None) -> None:

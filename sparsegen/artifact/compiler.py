@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from sparsegen.artifact.build import Progress, Request
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.key import ArtifactKey, installed
-from sparsegen.artifact.manifest import Decision, Variant, level_at_least
+from sparsegen.artifact.lengths import Built, bucket_of, by_lengths, decided_for
+from sparsegen.artifact.manifest import Bucket, Decision, level_at_least
 from sparsegen.artifact.rendering import (
     PATTERN,
     SCHEDULE,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sparsegen.launch import Binary, Job
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.pattern import Pattern
+    from sparsegen.tune.target import KernelTarget
     from sparsegen.tune.tuner import TuneResult
 
 log = logging.getLogger(__name__)
@@ -78,11 +80,12 @@ class Compiler:
     def key(self, request: Request) -> ArtifactKey:
         """Key of the request; UnsupportedError where the schedule or the template cannot do it."""
         from sparsegen.codegen import load_template
+        from sparsegen.codegen.source import outline
 
         request.pattern.head_rule_of(request.problem.heads)
         which = load_template(self.template)
         schedule = candidates_of(request.pattern, request.problem)[0].schedule
-        rendered(request.pattern, schedule, request.problem, self.template)
+        outline(request.pattern, schedule, request.problem, self.template)
         return ArtifactKey.of(request.pattern, request.problem, request.gpu, schedule, which)
 
     def versions(self) -> Mapping[str, str]:
@@ -98,23 +101,40 @@ class Compiler:
         }
 
     def is_current(self, request: Request, artifact: Artifact) -> bool:
-        """Tuned at the level asked; where nothing was tuned, also what ``tuned/`` gives today."""
-        decision = artifact.manifest.decision
+        """Tuned at the level asked, for all lengths if there are several; where nothing was tuned, what ``tuned/`` gives today."""
+        decision, asked = artifact.manifest.decision, by_lengths(request)
         if not level_at_least(decision.tune, request.tune):
             return False
         if decision.tune != "off":
-            return True
-        now = self._looked_up(request)
-        return (decision.label, decision.config) == (now.label, now.config)
+            known = {tuple(pair) for pair in decision.problem.get("lengths", ())}
+            return len(asked) < 2 or all(r.problem.lengths[0] in known for r in asked)
+        now = [(self._looked_up(r), r.problem.lengths[0]) for r in asked]
+        return all(decided_for(decision, pair) == (c.label, c.config) for c, pair in now)
 
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
-        """The pipeline."""
-        choice = self._choose(request, progress)
+        """The pipeline: for every pair of lengths, as far as the decisions differ."""
+        made: dict[tuple[str, LaunchConfig], Built] = {}
+        asked = by_lengths(request)
+        choices = [self._choose(r, progress) for r in asked]
+        for choice in choices:
+            key = choice.label, choice.config
+            if key not in made:
+                folder = f"lengths{len(made)}" if made else ""
+                made[key] = Built(folder, self._built(request, choice, directory / folder))
+        buckets = [
+            bucket_of(r, choice.label, choice.config, choice.how, made[choice.label, choice.config])
+            for r, choice in zip(asked, choices)
+        ]
+        first = made[choices[0].label, choices[0].config]
+        return _decision(request, choices[0], first, tuple(buckets) if len(made) > 1 else ())
+
+    def _built(self, request: Request, choice: Choice, directory: Path) -> list[Binary]:
+        """Binaries and texts of one decision."""
         schedule = schedule_of(request.pattern, request.problem, choice.label)
         source = rendered(request.pattern, schedule, request.problem, self.template)
         binaries = self._compile(request, source, choice.config, directory)
         _write_texts(request.pattern, schedule, source, directory)
-        return _decision(request, choice, binaries)
+        return binaries
 
     def _choose(self, request: Request, progress: Progress | None) -> Choice:
         return self._looked_up(request) if request.tune == "off" else self._tuned(request, progress)
@@ -139,20 +159,12 @@ class Compiler:
         result = tune(
             target,
             budget=QUICK if request.tune == "quick" else full(self.full_budget_s),
-            storage=_studies(request) if self.storage is None else self.storage,
+            storage=studies(request) if self.storage is None else self.storage,
             seeds=[joined(known.config, known.label, target.labels), *target.starts],
             jobs=self.jobs,
             progress=lambda p: progress(p.done, p.total, str(p)) if progress else None,
         )
-        return Choice(
-            *split(result.config, target.labels),
-            f"study: {result.how}",
-            request.tune if result.complete else "off",  # a study that was kept out reached nothing
-            result.time_us,
-            result.baseline_us,
-            f"q_len, kv_len {request.problem.lengths[0]}{_kernels(result)}; study in {result.storage}",
-            times_us(result.trials, target.labels),
-        )
+        return choice_of(target, result, request)
 
     def _compile(
         self, request: Request, source: KernelSource, config: LaunchConfig, directory: Path
@@ -165,6 +177,19 @@ class Compiler:
             for variant in variants(source, config)
         }
         return list(compiled(request, jobs, self.jobs).values())
+
+
+def choice_of(target: KernelTarget, result: TuneResult, request: Request) -> Choice:
+    """What a study found for the request."""
+    return Choice(
+        *split(result.config, target.labels),
+        f"study: {result.how}",
+        request.tune if result.complete else "off",  # a study that was kept out reached nothing
+        result.time_us,
+        result.baseline_us,
+        f"q_len, kv_len {request.problem.lengths[0]}{_kernels(result)}; study in {result.storage}",
+        times_us(result.trials, target.labels),
+    )
 
 
 def compiled(request: Request, jobs: Mapping[str, Job], workers: int | None) -> dict[str, Binary]:
@@ -206,9 +231,9 @@ def _write_texts(
     (directory / PATTERN).write_text(pattern.to_yaml(), encoding="utf-8")
 
 
-def _decision(request: Request, choice: Choice, binaries: list[Binary]) -> Decision:
-    from sparsegen.launch.kernel import VARIANT_GUARDS
-
+def _decision(
+    request: Request, choice: Choice, built: Built, buckets: tuple[Bucket, ...]
+) -> Decision:
     listed = candidates_of(request.pattern, request.problem)
     candidates, predicted_for = considered(listed, choice.times_us)
     return Decision(
@@ -218,27 +243,18 @@ def _decision(request: Request, choice: Choice, binaries: list[Binary]) -> Decis
         config=choice.config,
         chosen_by=choice.how,
         tune=choice.level,
-        variants=tuple(
-            Variant(
-                name=b.variant,
-                guard=VARIANT_GUARDS[b.variant],
-                registers=b.registers,
-                spill_bytes=b.spill_bytes,
-                shared_bytes=b.shared_bytes,
-                files=tuple(f"{b.variant}/{name}" for name in b.files),
-            )
-            for b in binaries
-        ),
+        variants=built.variants(),
         schedule=SCHEDULE,
         source=SOURCE,
         problem={f.name: getattr(request.problem, f.name) for f in fields(request.problem)},
         time_us=choice.time_us,
         baseline_us=choice.baseline_us,
         measured=choice.measured,
+        buckets=buckets,
     )
 
 
-def _studies(request: Request) -> Path | None:
+def studies(request: Request) -> Path | None:
     """The SQLite file of a GPU type's studies; ``None``, with a warning, where the cache cannot be written."""
     folder = default_root() / "studies"
     try:

@@ -186,7 +186,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _c_compiler() -> Iterator[Finding]:
-    # Triton compiles a launcher for each machine at the first launch (3.6: for each kernel signature, too).
+    # NVIDIA's driver launches our binaries as they are; on AMD's GPUs Triton compiles a launcher at the first launch.
     chosen = os.environ.get("CC")
     found = (
         shutil.which(chosen.split()[0]) if chosen else shutil.which("clang") or shutil.which("gcc")
@@ -195,7 +195,7 @@ def _c_compiler() -> Iterator[Finding]:
         yield Finding("C compiler", OK, found + (" (CC)" if chosen else ""))
     else:
         said = f"CC={chosen} is no program" if chosen else "neither clang nor gcc is on PATH"
-        advice = "to launch kernels: install gcc (Debian: apt-get install gcc), or set CC to a C compiler"
+        advice = "only to launch kernels on AMD GPUs: install gcc (Debian: apt-get install gcc), or set CC to a C compiler"
         yield Finding("C compiler", WARN, said, advice)
 
 
@@ -206,7 +206,7 @@ def _headers() -> Iterator[Finding]:
     if header.is_file():
         yield Finding("Python.h", OK, str(header))
     else:
-        advice = "to launch kernels: install Python's headers (Debian: apt-get install python3-dev)"
+        advice = "only to launch kernels on AMD GPUs: install Python's headers (Debian: apt-get install python3-dev)"
         yield Finding("Python.h", WARN, f"{header} is missing", advice)
 
 
@@ -271,7 +271,9 @@ def _triton_cache() -> Iterator[Finding]:
     if os.access(nearest, os.W_OK | os.X_OK):
         yield Finding("Triton's own cache", OK, str(place))
     else:
-        advice = "to launch kernels: set TRITON_CACHE_DIR to a folder you can write"
+        advice = (
+            "only to launch kernels on AMD GPUs: set TRITON_CACHE_DIR to a folder you can write"
+        )
         yield Finding("Triton's own cache", WARN, f"{place} cannot be written", advice)
 
 

@@ -158,6 +158,10 @@ class ArtifactKey:
         """The first digits of the digest, as folder names and listings show them."""
         return self.digest()[:SHORT]
 
+    def like(self, other: ArtifactKey) -> bool:
+        """Whether the two ask for the same, on whatever GPU type."""
+        return {name for name, _, _ in self.difference(other)} <= {"gpu", "backend", "arch"}
+
     def difference(self, other: ArtifactKey) -> list[tuple[str, Any, Any]]:
         """``(field, mine, theirs)`` for every field whose values differ."""
         pairs = [(f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]

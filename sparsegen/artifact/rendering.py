@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.key import heads_and_masks
-from sparsegen.artifact.manifest import Considered
+from sparsegen.artifact.manifest import Bucket, Considered
 from sparsegen.errors import ArtifactError
 from sparsegen.tune.schedules import candidates_of
 
@@ -43,24 +43,65 @@ def rendered(pattern: Pattern, schedule: Schedule, problem: Problem, template: s
     return render(pattern, schedule, problem, template)
 
 
-def source_of(pattern: Pattern, problem: Problem, artifact: Artifact) -> KernelSource:
+def source_of(
+    pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
+) -> KernelSource:
     """The kernel that ``artifact`` must hold: ``pattern`` rendered with the schedule that was chosen for it.
 
     Which candidates there are depends on the lengths and on how a mask was spelled, which are not in the key.  So
     the schedule is found from the pattern and the lengths that the artifact records, and must show the masks of its key.
+    ``bucket``: the kernel of one of its buckets of lengths.
 
     Raises:
         ArtifactError: this version finds no such schedule, renders another text, or the record is not of this key.
     """
+    schedule = _chosen(artifact, problem, bucket)
+    source = rendered(pattern, schedule, problem, artifact.key.template)
+    texts = {SOURCE: source.text} | ({HOPPER: source.hopper.text} if source.hopper else {})
+    check_texts(artifact, {inside(bucket, name): text for name, text in texts.items()})
+    return source
+
+
+def outline_of(
+    pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
+) -> KernelSource:
+    """The same for binaries that are launched without their texts: those are the artifact's own, and nothing is rendered.
+
+    Raises:
+        ArtifactError: this version finds no such schedule, or another one under its label, or the record is not of this key.
+    """
+    from sparsegen.codegen.source import outline
+    from sparsegen.schedule.dump import dump
+
+    schedule = _chosen(artifact, problem, bucket)
+    check_texts(artifact, {inside(bucket, SCHEDULE): dump(schedule)})
+    source = outline(pattern, schedule, problem, artifact.key.template)
+    source = replace(source, text=_text(artifact, inside(bucket, SOURCE)))
+    if source.hopper is None:
+        return source
+    text = _text(artifact, inside(bucket, HOPPER))
+    return replace(source, hopper=replace(source.hopper, text=text))
+
+
+def inside(bucket: Bucket | None, name: str) -> str:
+    """A file's name inside an entry, by its name inside the folder of a bucket."""
+    return f"{bucket.folder}/{name}" if bucket is not None and bucket.folder else name
+
+
+def _chosen(artifact: Artifact, problem: Problem, bucket: Bucket | None) -> Schedule:
+    label = (artifact.manifest.decision if bucket is None else bucket).label
     try:
-        schedule = schedule_of(*recorded(artifact, problem), artifact.manifest.decision.label)
+        schedule = schedule_of(*recorded(artifact, problem), label)
     except ArtifactError as error:
         raise ArtifactError(f"{artifact.path}: {error}; build it again") from None
     check_masks(artifact, schedule)
-    source = rendered(pattern, schedule, problem, artifact.key.template)
-    texts = {SOURCE: source.text} | ({HOPPER: source.hopper.text} if source.hopper else {})
-    check_texts(artifact, texts)
-    return source
+    return schedule
+
+
+def _text(artifact: Artifact, name: str) -> str:
+    if name not in artifact.manifest.files:
+        raise ArtifactError(f"{artifact.path}: {name} is missing; build it again")
+    return artifact.read(name).decode()
 
 
 def recorded(artifact: Artifact, problem: Problem) -> tuple[Pattern, Problem]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from sparsegen.artifact import folder
+from sparsegen.artifact.archive import entry_of
 from sparsegen.artifact.entry import Artifact, GoneError, look_up, read_manifest
 from sparsegen.artifact.key import ArtifactKey, describe_difference
 from sparsegen.artifact.manifest import Decision, Manifest
@@ -59,6 +60,9 @@ class Store:
 
     What the root lacks is looked for in the shared folders and stores of its ``stores.yaml``; ``remote`` is the URL of
     one more, asked first, and ``push`` sends there what is built.  ``places`` replaces all of that.
+
+    ``archive``: a file that ``cache export`` wrote, with entries for any number of GPU types; what is missing elsewhere on
+    this machine is taken from it, before any store is asked.
     """
 
     def __init__(
@@ -68,12 +72,14 @@ class Store:
         remote: str | None = None,
         push: bool = False,
         places: Places | None = None,
+        archive: str | Path | None = None,
     ):
         self.root = default_root() if root is None else Path(os.path.abspath(root))
         if push and remote is None:
             raise InputError("push needs the URL of a store to send to")
         self._remote = None if remote is None else Remote(remote).url  # checked now, asked later
         self._push, self._places = push, places
+        self._archive = None if archive is None else Path(os.path.abspath(archive))
 
     @property
     def places(self) -> Places:
@@ -159,6 +165,12 @@ class Store:
 
         manifest, path = min(stored, key=distance)
         different = key.difference(manifest.key)
+        types = sorted({m.key.gpu for m, _ in stored if key.like(m.key)} - {key.gpu})
+        if different and types:
+            return (
+                f"{head}: it is built for {', '.join(types)} and not for {key.gpu}; "
+                f"`sparsegen warm --gpu {key.gpu}` builds it, on any machine"
+            )
         if not different:
             return f"{head}: {path.name} has this key but is not valid"
         return (
@@ -249,8 +261,20 @@ class Store:
             return self._places
 
     def _pull(self, key: ArtifactKey) -> tuple[Artifact | None, list[ArtifactError]]:
-        """The artifact of ``key`` from the first store that has a good one, published here; what the others said."""
-        return pull(self._places_here(), key, lambda a: self._build(partial(take_in, artifact=a)))
+        """The artifact of ``key`` from the archive, or the first store that has a good one, published here; what others said."""
+
+        def publish(artifact: Artifact) -> Artifact:
+            return self._build(partial(take_in, artifact=artifact))
+
+        refusals: list[ArtifactError] = []
+        if self._archive is not None:
+            try:
+                with entry_of(self._archive, key, self._places_here().trust) as artifact:
+                    return publish(artifact), refusals
+            except ArtifactError as error:
+                refusals.append(error)
+        found, said = pull(self._places_here(), key, publish)
+        return found, refusals + said
 
 
 def _entries_below(root: Path) -> Iterator[tuple[Path, Manifest | ArtifactError]]:

@@ -19,6 +19,7 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import ToolchainError
 from sparsegen.launch import signature as sig
+from sparsegen.launch.description import LAUNCH, describe
 from sparsegen.launch.module import HOPPER_MODULE, ast_source, write_modules
 from sparsegen.launch.sass import listing_of, unset_registers
 from sparsegen.spec.gpu import Gpu
@@ -119,6 +120,10 @@ def _compile_launch(
             files.append((folder / name).relative_to(directory).as_posix())
     registers, spills = None, None
     if gpu.backend == "cuda":
+        signature = sig.signature(source, config, variant, launch)
+        description = describe(signature, read_metadata(folder, entry))
+        (folder / LAUNCH).write_text(description.to_json(), encoding="utf-8")
+        files.append((folder / LAUNCH).relative_to(directory).as_posix())
         registers, spills = _resources(folder, entry)
         _refuse_broken(folder, entry, what)
     shared = int(compiled.metadata.shared)

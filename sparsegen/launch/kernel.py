@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import UnsupportedError
 from sparsegen.launch import signature as sig
-from sparsegen.launch.loading import Loaded
+from sparsegen.launch.loading import Loaded, Prepared, load
+from sparsegen.launch.packing import View
 from sparsegen.launch.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -111,29 +112,9 @@ class Kernel:
         found = self._loaded.get((variant, device, launch))
         if found is None:
             folder = self._directories[variant]
-            found = Loaded(self.source, self.config, variant, self._module, folder, device, launch)
+            found = load(self.source, self.config, variant, self._module, folder, device, launch)
             self._loaded[variant, device, launch] = found
         return found
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One launch of a prepared kernel: all that does not change between calls."""
-
-    run: Callable[[int, tuple[Any, ...]], None]
-    programs: int
-    boxes: tuple[
-        int | None, ...
-    ]  # its descriptors by their numbers; None: one that it does not take
-    rest: tuple[Any, ...]  # the arguments after them
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """The launches of a variant that have any program, and the descriptors that they take."""
-
-    steps: tuple[_Step, ...]
-    boxes: tuple[_Box, ...]
 
 
 class Launch:
@@ -162,7 +143,7 @@ class Launch:
         )
         self._partials = self._sizes.partials(kernel.source)
         # made when first needed: descriptors are checked with tensors that are aligned
-        self._prepared: dict[str, _Prepared] = {}
+        self._prepared: dict[str, tuple[Prepared, ...]] = {}
 
     def __call__(
         self, q: Any, k: Any, v: Any, out: Any, lse: Any, variant: str | None = None
@@ -181,24 +162,23 @@ class Launch:
                     f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
                 )
             chosen = variant
-        prepared = self._prepared.get(chosen)
-        if prepared is None:
-            prepared = self._prepared[chosen] = self._prepare(chosen, (q, k, v))
+        steps = self._prepared.get(chosen)
+        if steps is None:
+            steps = self._prepared[chosen] = self._prepare(chosen, (q, k, v))
         if self._partials:
             # of this call alone: the allocator hands it on only after what is launched on this stream
             room = lse.new_empty(sum(self._partials))
             addresses += (room.data_ptr(), room.data_ptr() + 4 * self._partials[0])
-        tensors = (q, k, v)
-        boxes = [box.around(tensors[box.of]) for box in prepared.boxes]
-        for step in prepared.steps:
-            given = [None if i is None else boxes[i] for i in step.boxes]
-            step.run(step.programs, (*addresses, *given, *step.rest))
+        for step in steps:
+            step(addresses)
         return chosen
 
-    def _prepare(self, variant: str, tensors: tuple[Any, Any, Any]) -> _Prepared:
+    def _prepare(self, variant: str, tensors: tuple[Any, Any, Any]) -> tuple[Prepared, ...]:
         """The launches of a variant that have any program; ``tensors``: q, k, v."""
         source, config = self._kernel.source, self._kernel.config
-        steps, boxes = [], _Boxes(tensors)
+        moving = 5 + len(self._partials)  # q, k, v, out, lse, and partial results
+        nothing = tensors[0].new_zeros(1, dtype=_int32())  # for pointers that are not read
+        steps = []
         for i, grid in enumerate(source.grids):
             used = variant if self._takes(variant, grid, i) else sig.POINTERS  # this launch alone
             loaded = self._kernel.loaded(used, self._device, i)
@@ -206,10 +186,10 @@ class Launch:
             if loaded.persistent:
                 programs = min(programs, loaded.resident)
             if programs:
-                rest = packed(self._strides, sizes, self._call, loaded.nothing)
-                taken = boxes.numbers(source, config, used, i)
-                steps.append(_Step(loaded.run, programs, taken, (*rest, *loaded.constants)))
-        return _Prepared(tuple(steps), tuple(boxes.made))
+                boxes = views(source, config, used, i, tensors)
+                rest = packed(self._strides, sizes, self._call, nothing)
+                steps.append(loaded.prepare(programs, (*[0] * moving, *boxes, *rest), moving))
+        return tuple(steps)
 
     def _takes(self, variant: str, grid: Grid, launch: int) -> bool:
         """Whether a launch of the variant can view its tensors in whole periods, if it has to."""
@@ -223,60 +203,40 @@ class Launch:
         )
 
 
-class _Boxes:
-    """The descriptors of a prepared variant, each made once; ``tensors``: q, k, v."""
+def views(
+    source: KernelSource,
+    config: LaunchConfig,
+    variant: str,
+    launch: int,
+    tensors: tuple[Any, Any, Any],
+) -> list[View | None]:
+    """What each descriptor that the text of a launch has a parameter for describes; None where it takes none.
 
-    def __init__(self, tensors: tuple[Any, Any, Any]):
-        self._tensors = tensors
-        self.made: list[_Box] = []
-        self._numbers: dict[tuple[str, str, int], int] = {}
-
-    def numbers(
-        self, source: KernelSource, config: LaunchConfig, variant: str, launch: int
-    ) -> tuple[int | None, ...]:
-        """Number of each descriptor that the text of a launch has a parameter for; None where it takes none."""
-        text, chosen = sig.unit(source, config, variant, launch)
-        fixed, rows = sig.constants(source, config, variant, launch), int(chosen["BLOCK_N"])
-        return tuple(
-            None if name in fixed else self._number(name, kind, rows)
-            for name, kind in text.parameters
-            if sig.described(kind) is not None
-        )
-
-    def _number(self, name: str, kind: str, rows: int) -> int:
-        key = name, kind, rows
-        if key not in self._numbers:
-            self._numbers[key] = len(self.made)
-            of = "QKV".index(name[0])
-            block = sig.block_of(kind, rows)
-            self.made.append(_Box(self._tensors[of], _period(kind), block, of))
-        return self._numbers[key]
-
-
-class _Box:
-    """Tensor descriptors of one column chunk: Triton's object, made anew around each tensor without its checks.
-
-    The first one is made, and checked, by Triton's own constructor; the others differ in the address alone.
+    ``tensors``: q, k, v.  Their addresses are the first ones of a call, in this order.
     """
+    text, _ = sig.unit(source, config, variant, launch)
+    fixed = sig.constants(source, config, variant, launch)
+    out: list[View | None] = []
+    for name, kind in text.parameters:
+        found = sig.described(kind)
+        if found is not None:
+            of = "QKV".index(name[0])
+            out.append(None if name in fixed else _view(tensors[of], found[0], of))
+    return out
 
-    def __init__(self, t: Any, period: int, block: list[int], of: int):
-        from triton.tools.tensor_descriptor import TensorDescriptor
 
-        shape, strides = list(t.shape), [*strides_of(t), 1]
-        if period > 1:  # rows as [periods, row in it]; the guard says that they are whole periods
-            shape[2:3] = [shape[2] // period, period]
-            strides[2:3] = [strides[2] * period, strides[2]]
-        made = TensorDescriptor(t, shape, strides, block)
-        self._type, self._fields = (
-            TensorDescriptor,
-            {n: x for n, x in vars(made).items() if n != "base"},
-        )
-        self.of = of  # number of the tensor in q, k, v
+def _view(t: Any, period: int, of: int) -> View:
+    shape, strides = list(t.shape), [*strides_of(t), 1]
+    if period > 1:  # rows as [periods, row in it]; the guard says that they are whole periods
+        shape[2:3] = [shape[2] // period, period]
+        strides[2:3] = [strides[2] * period, strides[2]]
+    return View(None, tuple(shape), tuple(strides), moves=of)
 
-    def around(self, t: Any) -> Any:
-        descriptor = object.__new__(self._type)
-        descriptor.__dict__.update(self._fields, base=t)
-        return descriptor
+
+def _int32() -> Any:
+    import torch
+
+    return torch.int32
 
 
 def _any_bit(a: int, b: int, c: int, d: int, e: int) -> int:
@@ -313,12 +273,6 @@ def whole_queries(grid: Grid, q_rows: int, kv_rows: int, call: Call) -> bool:
         return False
     first = call.q_start + (kv_rows - q_rows if call.relative else 0)
     return q_rows % period == 0 and first % period == 0
-
-
-def _period(kind: str) -> int:
-    found = sig.described(kind)
-    assert found is not None, kind
-    return found[0]
 
 
 def strides_of(t: Any) -> tuple[int, int, int]:

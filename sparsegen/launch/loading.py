@@ -1,133 +1,228 @@
-"""A compiled variant on a device: its binary, its launcher, and one sentence when it cannot be loaded."""
+"""A compiled variant on a device: its binary, how it is launched, and one sentence when it cannot be loaded.
+
+On NVIDIA's GPUs the driver launches the stored binary as its description says: no compiler, no Python headers and no
+Triton are needed.  On AMD's, Triton's runtime does (``triton_loading``).
+"""
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
-import tempfile
-from functools import cache
+import threading
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
-from sparsegen.errors import ArtifactError, ToolchainError
+from sparsegen.errors import ArtifactError
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import folder_of
-from sparsegen.launch.module import ast_source
+from sparsegen.launch.capture import refuse_capture
+from sparsegen.launch.description import DESCRIPTOR, Description, read_description
+from sparsegen.launch.driver import INVALID_CONTEXT, INVALID_HANDLE, Driver, cuda
+from sparsegen.launch.packing import Packed, address_of
 
-log = logging.getLogger(__name__)
-
-NEEDS_COMPILER = (
-    "Triton builds its launcher with a C compiler when a kernel is first loaded: "
-    "install gcc and Python's headers (Debian: apt-get install gcc python3-dev), or set CC"
-)
+WRITERS_KEPT = 256  # of descriptors, a layout and place each
 
 
-class Loaded:
+class Prepared(Protocol):
+    """A launch of which all but some addresses is known."""
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """Launch on the current stream of the binary's device, whichever device is current."""
+
+
+class Loaded(Protocol):
     """One binary, which is one launch of a variant, on one device."""
+
+    constants: tuple[None, ...]  # what callers give for parameters that are in the binary
+    block_m: int
+    persistent: bool
+
+    @property
+    def resident(self) -> int:
+        """Programs that the device runs at once."""
+
+    def prepare(self, programs: int, args: Sequence[Any], moving: int) -> Prepared:
+        """A launch with these arguments, ``constants`` left out; the first ``moving`` are addresses of a call."""
+
+    def run(self, programs: int, args: Sequence[Any]) -> None:
+        """Launch once with all arguments, on the current stream of the binary's device."""
+
+
+def load(
+    source: KernelSource,
+    config: LaunchConfig,
+    variant: str,
+    module: Path,
+    directory: Path,
+    device: int,
+    launch: int = 0,
+) -> Loaded:
+    """One launch of a variant on a device.
+
+    ``module``: the rendered text, ``directory``: the variant's files.  ``ToolchainError`` and ``ArtifactError`` say why it
+    cannot be launched here.
+    """
+    import torch
+
+    refuse_capture(f"the {variant} kernel is not loaded yet")
+    if torch.version.hip is None:
+        return DriverLoaded(source, config, variant, directory, device, launch)
+    from sparsegen.launch.triton_loading import TritonLoaded
+
+    return TritonLoaded(source, config, variant, module, directory, device, launch)
+
+
+class DriverLoaded:
+    """A ``Loaded`` that the GPU's driver launches."""
 
     def __init__(
         self,
         source: KernelSource,
         config: LaunchConfig,
         variant: str,
-        module: Path,
         directory: Path,
         device: int,
         launch: int = 0,
+        driver: Driver | None = None,
     ):
         import torch
-        from triton.runtime import driver
 
-        with torch.cuda.device(device):
-            compiled = _compiled(source, config, variant, module, directory, launch)
-            self._launch = compiled.run
-        self._function, self._metadata = compiled.function, compiled.packed_metadata
-        self._device, self._current = device, torch.cuda.current_device
-        self._stream = driver.active.get_current_stream
+        folder = folder_of(source, directory, launch)
         text, chosen = sig.unit(source, config, variant, launch)
-        self.constants = (None,) * len(text.constexprs)  # they are in the binary
+        self.description, binary = _files(folder, text.entry)
+        self._taken = _taken(source, config, variant, launch, self.description, folder)
+        self.constants = (None,) * len(text.constexprs)
         self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
-        threads = int(compiled.metadata.num_warps) * 32
-        properties = torch.cuda.get_device_properties(device)
-        by_registers = 65_536 // max(1, compiled.n_regs * threads)
-        by_shared = properties.shared_memory_per_multiprocessor // (compiled.metadata.shared + 1024)
-        self.resident = properties.multi_processor_count * max(1, min(by_registers, by_shared))
-        self.nothing = torch.zeros(1, dtype=torch.int32, device=f"cuda:{device}")
+        self.device, self.driver = device, driver or cuda()
+        self.current_device = torch.cuda.current_device
+        self.current_stream = torch._C._cuda_getCurrentRawStream
+        with torch.cuda.device(device):
+            self.context = self.driver.context(device)
+            self.function = self.driver.function(binary, self.description)
+        self._lock = threading.Lock()  # of ``run`` and what it writes to
+        self._packed: Packed | None = None
+        self._writers: dict[Any, Callable[[int], None]] = {}
 
-    def run(self, programs: int, args: tuple[Any, ...]) -> None:
-        """Launch on the current stream of the binary's device, whichever device is current."""
-        if self._current() != self._device:
+    @cached_property
+    def resident(self) -> int:
+        """Programs that the device runs at once."""
+        import torch
+
+        properties = torch.cuda.get_device_properties(self.device)
+        each = self.driver.resident(self.function, self.description)
+        return int(properties.multi_processor_count * max(1, each))
+
+    def prepare(self, programs: int, args: Sequence[Any], moving: int) -> DriverLaunch:
+        """See ``Loaded``."""
+        return DriverLaunch(self, programs, [args[i] for i in self._taken], moving)
+
+    def run(self, programs: int, args: Sequence[Any]) -> None:
+        """See ``Loaded``."""
+        if self.current_device() != self.device:
             import torch
 
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(self.device):
                 return self.run(programs, args)
-        stream = self._stream(self._device)
-        self._launch(
-            programs, 1, 1, stream, self._function, self._metadata, None, None, None, *args
-        )
+        with self._lock:
+            if self._packed is None:
+                self._packed = Packed(self.description)
+            self._packed.fill([args[i] for i in self._taken])
+            for at, box, view in self._packed.views:
+                key = at, view.shape, view.strides
+                write = self._writers.get(key)
+                if write is None:
+                    if len(self._writers) >= WRITERS_KEPT:
+                        self._writers.clear()
+                    write = self.driver.encoder(at, box, view.shape, view.strides)
+                    self._writers[key] = write
+                write(address_of(view.base))
+            self.launch(programs, self._packed)
+
+    def launch(self, programs: int, packed: Packed) -> None:
+        """Launch with these parameters, on the current stream; the device is current."""
+        for again in (False, True):
+            code = self.driver.launch(
+                *(self.function, programs, 1, 1, self.description.threads, 1, 1),
+                *(self.description.shared_bytes, self.current_stream(self.device)),
+                *(packed.pointers, None),
+            )
+            if not code:
+                return
+            if again or code not in (INVALID_CONTEXT, INVALID_HANDLE):
+                self.driver.check(code, f"{self.description.kernel} cannot be launched")
+            # torch binds a thread to a device when it first asks for something there; this one is new
+            self.driver.context(self.device)
 
 
-def _compiled(
+class DriverLaunch:
+    """A ``Prepared`` launch: the parameters lie in memory, a call writes the addresses and the descriptors of new ones.
+
+    Calls from several threads take turns, since they write to one place.
+    """
+
+    def __init__(self, loaded: DriverLoaded, programs: int, args: Sequence[Any], moving: int):
+        self._loaded, self._programs, self._kept = loaded, programs, args  # tensors stay alive
+        self._packed = Packed(loaded.description)
+        self._packed.fill(args)
+        self._move, self._lock = self._packed.moving(moving), threading.Lock()
+        # [number of its address in a call, address that it describes now, writer of the descriptor]
+        self._described: list[list[Any]] = []
+        for at, box, view in self._packed.views:
+            write = loaded.driver.encoder(at, box, view.shape, view.strides)
+            if view.moves is None:
+                write(address_of(view.base))
+            else:
+                self._described.append([view.moves, None, write])
+
+    def __call__(self, addresses: Sequence[int]) -> None:
+        """See ``Prepared``."""
+        loaded = self._loaded
+        if loaded.current_device() != loaded.device:
+            import torch
+
+            with torch.cuda.device(loaded.device):
+                return self(addresses)
+        with self._lock:
+            self._move(addresses)
+            for described in self._described:
+                number, now, write = described
+                address = addresses[number]
+                if now != address:
+                    described[1] = None  # the memory is nothing until it is written
+                    write(address)
+                    described[1] = address
+            loaded.launch(self._programs, self._packed)
+
+
+def _files(folder: Path, entry: str) -> tuple[Description, bytes]:
+    try:
+        return read_description(folder), (folder / f"{entry}.cubin").read_bytes()
+    except FileNotFoundError as error:
+        missing = Path(str(error.filename))
+        if missing.parent.is_dir():
+            raise ArtifactError(f"{missing} is missing; build the artifact again") from None
+        raise ArtifactError(
+            f"{missing} is gone since the artifact was opened; load it again"
+        ) from None
+
+
+def _taken(
     source: KernelSource,
     config: LaunchConfig,
     variant: str,
-    module: Path,
-    directory: Path,
-    launch: int = 0,
-) -> Any:
-    """Triton's kernel object around the stored files, loaded: nothing is compiled but Triton's own launcher."""
-    from triton.compiler import CompiledKernel
-
-    writable_triton_cache()
-    try:
-        unit = ast_source(module, source, config, variant, launch)
-        folder = folder_of(source, directory, launch)
-        entry = sig.unit(source, config, variant, launch)[0].entry
-        files = {p.name: str(p) for p in sorted(folder.iterdir()) if p.stem == entry}
-        compiled = CompiledKernel(unit, files, source.digest)
-        compiled.run  # noqa: B018  loads the cubin and makes the launcher
-    except FileNotFoundError as error:
-        if Path(str(error.filename or "")).is_relative_to(directory.parent):
-            raise ArtifactError(
-                f"{error.filename} is gone since the artifact was opened; load it again"
-            ) from None
-        raise ToolchainError(
-            f"the {variant} kernel cannot be loaded: {error}; {NEEDS_COMPILER}"
-        ) from error
-    except Exception as error:  # Triton raises many types here; each means that the kernel cannot run on this machine
-        raise ToolchainError(
-            f"the {variant} kernel cannot be loaded: {load_failure(error)}"
-        ) from error
-    return compiled
-
-
-def load_failure(error: Exception) -> str:
-    """Why Triton could not load a kernel, and what to do about it where that is known."""
-    lines = str(error).strip().splitlines() or ["no message"]
-    if isinstance(error, subprocess.CalledProcessError) or "compiler" in str(error).lower():
-        return f"{lines[0]}; {NEEDS_COMPILER}"
-    return f"{type(error).__name__}: {lines[0]}"
-
-
-@cache
-def writable_triton_cache() -> str:
-    """Where Triton keeps its launchers; a private folder of this process, said once, where its own cannot be written."""
-    import triton
-
-    folder = Path(triton.knobs.cache.dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return str(folder)
-        reason = "it cannot be written"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    private = tempfile.mkdtemp(prefix="sparsegen-triton-")
-    log.warning(
-        "Triton's launchers go to %s for this process, not to %s: %s", private, folder, reason
-    )
-    triton.knobs.cache.dir = private
-    return private
+    launch: int,
+    description: Description,
+    folder: Path,
+) -> list[int]:
+    """Places, among the arguments that callers give, of those that the binary takes; ArtifactError if it takes others."""
+    text, _ = sig.unit(source, config, variant, launch)
+    fixed = sig.constants(source, config, variant, launch)
+    kept = [(i, n, k) for i, (n, k) in enumerate(text.parameters) if n not in fixed]
+    wanted = [(n, sig.described(k) is not None) for _, n, k in kept]
+    if wanted != [(p.name, p.kind == DESCRIPTOR) for p in description.parameters]:
+        raise ArtifactError(
+            f"{folder}: the binary takes other arguments than this version gives; build it again"
+        )
+    return [i for i, _, _ in kept]

@@ -111,7 +111,7 @@ def test_what_is_current(monkeypatch, stored, asked, block, label, current):
     config = LaunchConfig.of({"BLOCK_N": 64})
     now = LaunchConfig.of({"BLOCK_N": block})
     monkeypatch.setattr("sparsegen.tune.store.lookup", lambda *arguments: (now, "exact GPU"))
-    decision = SimpleNamespace(tune=stored, config=config, label=label)
+    decision = SimpleNamespace(tune=stored, config=config, label=label, buckets=(), problem={})
     artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision))
     request = ask(Pattern.from_dict({"name": "p", "mask": "causal"}), None, H200, asked)
     assert Compiler().is_current(request, artifact) is current

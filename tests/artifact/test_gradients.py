@@ -16,6 +16,7 @@ from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.gradients import (
     TRANSPOSED,
     GradientCompiler,
+    _kernels,
     passes_of,
     schedules_of,
     sources_of,
@@ -25,15 +26,20 @@ from sparsegen.artifact.manifest import MANIFEST
 from sparsegen.artifact.rendering import PATTERN, SCHEDULE
 from sparsegen.artifact.store import Store
 from sparsegen.codegen import load_template
+from sparsegen.codegen.gradient_template import gradient_template
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ArtifactError, CacheMiss, InputError, UnsupportedError
 from sparsegen.launch import Binary, CompileError, Outcome
+from sparsegen.paths import data_dir
 from sparsegen.report.built import Built
 from sparsegen.runtime.api import open_gradients
 from sparsegen.schedule.dump import dump
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from sparsegen.tune import winners
+from sparsegen.tune.gradient_target import GradientTarget
+from sparsegen.tune.tuner import TuneResult
 from tests.artifact.standin import StandinBuilder
 
 H200, MI300X = find_gpu("h200"), find_gpu("mi300x")
@@ -102,15 +108,103 @@ def test_what_is_current():
     request = ask(TINY, None, H200)
     label = schedules_of(TINY, request.problem).label
     builder = GradientCompiler()
-    from sparsegen.codegen.backward import default_config
-
-    config = default_config(request.problem, H200)
+    config = gradient_template("keys").default(request.problem, H200)
     other = LaunchConfig.of(config.as_dict() | {"BLOCK_M": 32})
-    for have, current in (((label, config), True), ((label, other), False), (("x", config), False)):
-        decision = SimpleNamespace(label=have[0], config=have[1], tune="off")
+    same = dict.fromkeys(KERNELS, config)
+    cases = [
+        (label, same, "off", True),
+        (label, same | {"keys": other}, "off", False),
+        (label, same | {"keys-DV": other}, "off", False),
+        ("x", same, "off", False),
+        (label, same | {"keys": other}, "quick", True),  # measured: newer than any row
+    ]
+    for label_, kernels, level, current in cases:
+        decision = SimpleNamespace(label=label_, kernels=kernels, tune=level)
         artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision))
         assert builder.is_current(request, artifact) is current
-        assert builder.is_current(replace(request, tune="full"), artifact) is current
+        full = builder.is_current(replace(request, tune="full"), artifact)
+        assert full is False  # tuned at a lower level
+
+
+def tuned(tmp_path, monkeypatch, part, **change):
+    """A row of ``tuned/`` for a part of TINY, and its configuration."""
+    made = GradientTarget.for_part(TINY, TINY.problem, H200, part)
+    config = LaunchConfig.of(made.default.as_dict() | change)
+    assert made.invalid(config) is None
+    result = TuneResult(config, 90.0, 100.0, 0.02, (), "best of 40 trials", "memory")
+    winners.keep(made, result, tmp_path)
+    real = data_dir
+    monkeypatch.setattr(
+        "sparsegen.tune.store.data_dir", lambda n: tmp_path if n == "tuned" else real(n)
+    )
+    return config
+
+
+def test_every_kernel_has_the_winner_of_its_part(tmp_path, monkeypatch):
+    queries = tuned(tmp_path, monkeypatch, "queries", BLOCK_M=32, num_warps=4)
+    request, builder = ask(TINY, None, H200), GradientCompiler()
+    chosen = builder._looked_up(request)
+    assert (chosen["queries"].config, chosen["queries"].how) == (queries, "exact GPU")
+    assert chosen["keys"].how == "template default"
+    keys = tuned(tmp_path, monkeypatch, "keys", BLOCK_N=16)
+    chosen = builder._looked_up(request)
+    kernels = _kernels(chosen, request.problem, H200)
+    assert kernels == {"queries": queries, "keys": keys, "keys-DK": keys, "keys-DV": keys}
+    plain = gradient_template("keys").default(request.problem, H200)
+    assert queries != plain != keys != queries
+
+    def unfit(config, problem, gpu, outputs=None):
+        return "too large" if (config, outputs) == (keys, ("DK",)) else None
+
+    monkeypatch.setattr("sparsegen.codegen.backward.unfit", unfit)
+    assert _kernels(chosen, request.problem, H200) == kernels | {"keys-DK": plain}
+
+
+@needs_triton
+def test_tuned_kernels_are_built_each_with_its_own(tmp_path, monkeypatch):
+    store, builder = Store(tmp_path / "cache"), GradientCompiler()
+    first = ensure(TINY, None, H200, store=store, builder=builder)
+    queries = tuned(tmp_path / "tuned", monkeypatch, "queries", BLOCK_M=32, num_warps=4)
+    made = ensure(TINY, None, H200, store=store, builder=builder)
+    assert made.manifest.decision != first.manifest.decision  # the older one is not current
+    decision = made.manifest.decision
+    assert decision.kernels["queries"] == decision.config == queries
+    assert decision.kernels["keys"] == first.manifest.decision.kernels["keys"]
+    assert decision.chosen_by == "queries: exact GPU; keys: template default"
+    assert open_gradients(TINY, TINY.problem, made).configs == decision.kernels
+    text = Built(made, here=False).text()
+    assert f"configuration  queries: {queries}\n" in text and "configuration  keys-DK: " in text
+    few = altered(made, tmp_path / "a", lambda d: replace(d, kernels={"queries": queries}))
+    with pytest.raises(ArtifactError, match="its kernels are not those of this version"):
+        sources_of(TINY, TINY.problem, few)
+
+
+def test_a_tuning_of_both_kernels(tmp_path, monkeypatch):
+    """Each part is tuned in the storage that is asked for, and the lower level of the two is what was reached."""
+    asked, complete = [], []
+
+    def tune_gradients(pattern, problem, gpu, part, **given):
+        asked.append((part, given["storage"], given["budget"].trials))
+        given["progress"](SimpleNamespace(done=1, total=40))
+        made = GradientTarget.for_part(pattern, problem, gpu, part)
+        trial = SimpleNamespace(state="complete", config=made.default, time_us=90.0)
+        trials = (trial,) if part == "queries" or complete[0] else ()
+        how = "best of 1 trials"
+        return made, TuneResult(made.default, 90.0, 100.0, 0.02, trials, how, "study.sqlite")
+
+    monkeypatch.setattr("sparsegen.tune.gradient_winners.tune_gradients", tune_gradients)
+    monkeypatch.setattr("sparsegen.artifact.gradients.compiled", lambda *given: {})
+    request, said = ask(TINY, None, H200, "quick"), []
+    builder = GradientCompiler(storage="studies")
+    for both, level in ((True, "quick"), (False, "off")):
+        complete[:] = [both]
+        decision = builder.build(request, tmp_path, lambda *line: said.append(line[2]))
+        assert decision.tune == level
+        assert (decision.time_us, decision.baseline_us) == (180.0, 200.0)
+        assert decision.chosen_by == "study: best of 1 trials"
+        assert decision.measured.startswith("queries: q_len, kv_len (512, 512); study in study.sq")
+    assert asked[:2] == [("queries", "studies", 40), ("keys", "studies", 40)]
+    assert said[0].startswith("gradients of queries: ")
 
 
 def test_a_configuration_that_fits_nowhere_is_refused(tmp_path, monkeypatch):
@@ -144,14 +238,15 @@ def test_cross_compile_and_load(store, built):
     for variant in decision.variants:
         assert variant.registers and any(f.endswith(".cubin") for f in variant.files)
         assert all(f.startswith(f"{variant.name}/") for f in variant.files)
-        assert "descriptors" not in variant.guard
+        assert "descriptors" not in variant.guard  # the default is portable
     assert built.read(SCHEDULE).decode() == dump(both.queries.schedule)
     assert built.read(TRANSPOSED).decode() == dump(both.keys.schedule)
     assert Pattern.from_yaml_text(built.read(PATTERN).decode()) == TINY
     assert decision.label == "dQ runs; dK, dV runs" and decision.chosen_by == "template default"
     assert decision.candidates[0].predicted_ms > 0 and decision.tune == "off"
     assert load(TINY, None, H200, store=store, builder=GradientCompiler()) == built
-    assert ensure(TINY, None, H200, tune="quick", store=store, builder=GradientCompiler()) == built
+    assert ensure(TINY, None, H200, store=store, builder=GradientCompiler()) == built
+    assert set(decision.kernels) == KERNELS and decision.kernels["queries"] == decision.config
 
 
 @needs_triton
@@ -165,7 +260,7 @@ def test_binaries_of_another_maker(tmp_path):
 def test_the_callable_of_an_artifact(built):
     kernel = open_gradients(TINY, TINY.problem, built)
     assert set(kernel.sources) == KERNELS
-    assert all(config == built.manifest.decision.config for config in kernel.configs.values())
+    assert kernel.configs == built.manifest.decision.kernels
     for name, source in kernel.sources.items():
         assert kernel._modules[name].read_text() == source.text
         assert all(list(folder.rglob("*.cubin")) for folder in kernel._directories[name].values())

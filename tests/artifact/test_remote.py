@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written(here, remote, tmp_path):
 
 def test_a_miss_names_the_store(here, there, remote):
     build(here, key(head_dim=64))
-    with pytest.raises(CacheMiss, match="the store is empty; s3://kernels/p.* has no v2/") as miss:
+    with pytest.raises(CacheMiss, match="the store is empty; s3://kernels/p.* has no v3/") as miss:
         there.load(KEY)
     assert KEY.digest() in str(miss.value)
 

@@ -134,7 +134,7 @@ def test_an_upload_in_parts_that_never_ends_is_a_miss(s3, tmp_path):
     s3.client.upload_part(
         Bucket="kernels", Key=name, UploadId=upload, PartNumber=1, Body=b"x" * (5 << 20)
     )
-    with pytest.raises(CacheMiss, match="has no v2/"):
+    with pytest.raises(CacheMiss, match="has no v3/"):
         Store(tmp_path, places=places(remote)).load(KEY)
 
 
@@ -158,7 +158,7 @@ def test_http_reads_what_a_folder_holds(tmp_path):
     built = build(Store(tmp_path / "a", remote=str(tmp_path / "www"), push=True))
     with http_server(files_of(tmp_path / "www")) as url:
         assert Store(tmp_path / "b", remote=url).load(KEY).manifest == built.manifest
-        with pytest.raises(CacheMiss, match=rf"{url}/sub has no v2/"):
+        with pytest.raises(CacheMiss, match=rf"{url}/sub has no v3/"):
             Store(tmp_path / "c", remote=f"{url}/sub").load(KEY)
         with pytest.raises(StoreError, match="can only be read"):
             send(Remote(url), build(Store(tmp_path / "d"), tune="full"), None, None)
@@ -296,7 +296,7 @@ def test_a_folder_that_breaks_at_the_rename(tmp_path, monkeypatch):
 
 
 def test_no_plain_file_where_an_object_should_be(tmp_path):
-    (tmp_path / "folder" / "v2").mkdir(parents=True)
+    (tmp_path / "folder" / "v3").mkdir(parents=True)
     os.mkfifo(tmp_path / "folder" / NAME)
     with pytest.raises(StoreError, match="is no plain file"):
         Store(tmp_path / "a", remote=str(tmp_path / "folder")).load(KEY)

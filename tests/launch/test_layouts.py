@@ -12,7 +12,7 @@ import torch
 
 from sparsegen.codegen import LaunchConfig, load_template, render
 from sparsegen.errors import ArtifactError, ToolchainError
-from sparsegen.launch import Call, Kernel, loading, variants
+from sparsegen.launch import Call, Kernel, loading, triton_loading, variants
 from sparsegen.launch import signature as sig
 from sparsegen.launch.kernel import last_position
 from sparsegen.schedule.build import build
@@ -33,9 +33,7 @@ class Dry(Kernel):
         return SimpleNamespace(
             block_m=64,
             persistent=False,
-            nothing=None,
-            constants=(),
-            run=lambda programs, args: None,
+            prepare=lambda programs, args, moving: lambda addresses: None,
         )
 
 
@@ -157,10 +155,12 @@ def test_a_launcher_that_cannot_be_built_is_one_error(
         raise failure
 
     monkeypatch.setattr("triton.compiler.CompiledKernel", fail)
-    monkeypatch.setattr(loading, "ast_source", lambda *given: None)
+    monkeypatch.setattr(triton_loading, "ast_source", lambda *given: None)
     kernel = kernel_of(kind=Kernel)
     with pytest.raises(ToolchainError, match=words) as error:
-        loading._compiled(kernel.source, kernel.config, "fast", tmp_path / "kernel.py", tmp_path)
+        triton_loading._compiled(
+            kernel.source, kernel.config, "fast", tmp_path / "kernel.py", tmp_path
+        )
     assert "\n" not in str(error.value) and "install gcc" in str(error.value)
 
 
@@ -168,9 +168,13 @@ def test_an_artifact_that_was_removed_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kernel, gone = kernel_of(kind=Kernel), tmp_path / "entry" / "fast"
-    monkeypatch.setattr(loading, "ast_source", lambda *given: None)
+    monkeypatch.setattr(triton_loading, "ast_source", lambda *given: None)
     with pytest.raises(ArtifactError, match="is gone since the artifact was opened"):
-        loading._compiled(kernel.source, kernel.config, "fast", gone.parent / "kernel.py", gone)
+        triton_loading._compiled(
+            kernel.source, kernel.config, "fast", gone.parent / "kernel.py", gone
+        )
+    with pytest.raises(ArtifactError, match="is gone since the artifact was opened"):
+        loading.DriverLoaded(kernel.source, kernel.config, "fast", gone, 0)
 
 
 def test_triton_has_somewhere_to_write(
@@ -182,13 +186,16 @@ def test_triton_has_somewhere_to_write(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setattr(triton.knobs.cache, "dir", str(blocked / "cache"))
-    loading.writable_triton_cache.cache_clear()
+    triton_loading.writable_triton_cache.cache_clear()
     try:
-        first, again = loading.writable_triton_cache(), loading.writable_triton_cache()
+        first, again = (
+            triton_loading.writable_triton_cache(),
+            triton_loading.writable_triton_cache(),
+        )
         assert first == again == triton.knobs.cache.dir != str(blocked / "cache")
         assert [r.levelname for r in caplog.records] == ["WARNING"] and str(blocked) in caplog.text
     finally:
-        loading.writable_triton_cache.cache_clear()
+        triton_loading.writable_triton_cache.cache_clear()
 
 
 def test_random_tables_of_a_call() -> None:
