@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
+from sparsegen.codegen import backward_hopper
+from sparsegen.codegen.backward_hopper import hopper_plan
+from sparsegen.codegen.backward_plan import BackwardPlan, HopperBackwardPlan
 from sparsegen.codegen.backward_planner import (
     KEYS,
     OUTPUTS,
@@ -17,9 +21,9 @@ from sparsegen.codegen.grids import Grid
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.planner import chunks
 from sparsegen.codegen.source import KernelSource, render_text
-from sparsegen.codegen.template import load_template
+from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
-from sparsegen.spec.gpu import Gpu
+from sparsegen.spec.gpu import Gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
@@ -59,13 +63,14 @@ def render_backward(
     outputs = outputs or OUTPUTS[part]
     which = load_template("backward")
     entry = f"{which.entry}_{part}"
+    knobs = tuple(x for x in which.constexprs if x not in backward_hopper.OWN_KNOBS)
     plan = make_backward_plan(
-        pattern, schedule, problem, part, outputs, shift, which.name, entry, which.constexprs
+        pattern, schedule, problem, part, outputs, shift, which.name, entry, knobs
     )
     found = gradient_launches(schedule, part)
     before = (Grid(),) if part == QUERIES else ()  # the launch that prepares
     text: Any = plan
-    return BackwardSource(
+    source = BackwardSource(
         template=which.name,
         text=render_text(which, "kernel.py.jinja", plan=text),
         entry=entry,
@@ -84,6 +89,43 @@ def render_backward(
         shift=shift,
         sums=adds_up(found),
         walks=plan.walks,
+        launches=tuple(range(len(plan.launches))),
+    )
+    narrow = make_backward_plan(
+        pattern,
+        schedule,
+        problem,
+        part,
+        outputs,
+        shift,
+        which.name,
+        entry,
+        knobs,
+        backward_hopper.NARROW,
+    )
+    special = hopper_plan(narrow, source.grids, problem.dtype, source.sums)
+    return replace(source, hopper=_hopper(source, which, narrow, special)) if special else source
+
+
+def _hopper(
+    source: BackwardSource, which: Template, plan: BackwardPlan, special: HopperBackwardPlan
+) -> BackwardSource:
+    """The same launches, as far as the warp-specialised text does them."""
+    text = render_text(
+        which,
+        "hopper.py.jinja",
+        plan=plan,
+        hopper=special,
+        gluon=backward_hopper.gluon,
+        corner_of=partial(backward_hopper.corner_of, part=plan.part),
+    )
+    return replace(
+        source,
+        text=text,
+        entry=special.entry,
+        parameters=tuple(zip(special.parameters, special.types)),
+        constexprs=special.constexprs,
+        launches=tuple(launch.number for launch in special.launches.values()),
     )
 
 
@@ -108,14 +150,25 @@ def default_config(problem: Problem, gpu: Gpu) -> LaunchConfig:
 
 
 _TILES = ("BLOCK_M", "BLOCK_N", "num_warps")
+_ALL = (*OUTPUTS.values(), ("DK",), ("DV",))
 
 
-def unfit(config: LaunchConfig, problem: Problem, gpu: Gpu) -> str | None:
-    """Why this configuration cannot work for the problem on the GPU, or None."""
+def unfit(
+    config: LaunchConfig, problem: Problem, gpu: Gpu, outputs: tuple[str, ...] | None = None
+) -> str | None:
+    """Why this configuration cannot work for the problem on the GPU, or None.
+
+    ``outputs``: for the kernel that gives these gradients, see ``BackwardSource``; None: for each of them.
+    """
     v = config.as_dict()
     for knob in load_template("backward").knobs:
         if v.get(knob.name) not in knob.choices:
             return f"{knob.name}={v.get(knob.name)} is not one of {list(knob.choices)}"
+    if v["KERNEL"] == "hopper":
+        found = (
+            backward_hopper.unfit(v, problem, gpu, x) for x in ([outputs] if outputs else _ALL)
+        )
+        return next((said for said in found if said is not None), None)
     if v["num_warps"] == 8 and v["BLOCK_M"] == 32:
         return "8 warps need 64 rows: fewer leave warps without rows of their own"
     needed = shared_bytes(config, problem, gpu)
@@ -124,8 +177,27 @@ def unfit(config: LaunchConfig, problem: Problem, gpu: Gpu) -> str | None:
     return None
 
 
+def starts(
+    problem: Problem, gpu: Gpu, outputs: tuple[str, ...] = OUTPUTS[KEYS]
+) -> tuple[LaunchConfig, ...]:
+    """Configurations to measure first for the kernel that gives ``outputs``: the default, then warp-specialised ones."""
+    default = default_config(problem, gpu)
+    special = backward_hopper.starts(default.as_dict(), problem, gpu, outputs)
+    return (default, *map(LaunchConfig.of, special))
+
+
+def beside(source: KernelSource) -> LaunchConfig:
+    """What a portable launch beside warp-specialised ones is compiled with: the default of their architecture."""
+    return _beside(source.head_dim, source.value_dim, source.dtype)
+
+
+@cache
+def _beside(head_dim: int, value_dim: int, dtype: str) -> LaunchConfig:
+    return default_config(Problem(head_dim, value_dim, dtype=dtype), find_gpu("h200"))
+
+
 def shared_bytes(config: LaunchConfig, problem: Problem, gpu: Gpu) -> int:
-    """Shared memory of a program at most, read off what Triton 3.9 makes of both kernels (2026-11-30).
+    """Shared memory of a portable program at most, read off what Triton 3.9 makes of both kernels (2026-11-30).
 
     The stages of the tiles that are visited, two tensors in all; beside them, where matrix instructions read both
     operands from there (sm_90 and newer, 2-byte types), the program's own tiles, else one of them; p or dS on its way
@@ -155,8 +227,10 @@ __all__ = [
     "KEYS",
     "QUERIES",
     "BackwardSource",
+    "beside",
     "default_config",
     "render_backward",
     "shared_bytes",
+    "starts",
     "unfit",
 ]

@@ -6,9 +6,10 @@ pattern's schedule, ``keys`` (dK and dV) over the transposed one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparsegen.codegen.plan import Chunk, RowsPlan, SegmentPlan, SplitPlan, Table
+from sparsegen.codegen.plan import Chunk, QueryBox, RowsPlan, SegmentPlan, SplitPlan, Table
 
 
 @dataclass(frozen=True)
@@ -67,3 +68,39 @@ class BackwardPlan:
     constexprs: tuple[str, ...]
     parameter_lines: tuple[str, ...]
     argument_lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HopperGradientLaunch:
+    """What the warp-specialised kernel knows of a launch besides the ``GradientLaunch``."""
+
+    number: int
+    own: QueryBox  # how descriptors load 64 rows of the program's tile; the name without the tensor's before it
+    row_names: tuple[str, ...]  # what differs between the rows of a tile
+    narrow: tuple[str, ...]  # tiles of segments with a size of their own
+    valid: str  # rows of the tile that are rows of the call
+    stored: str  # rows of the gradients that this tile writes
+
+
+@dataclass(frozen=True)
+class HopperBackwardPlan:
+    """What ``templates/backward/hopper.py.jinja`` reads besides a ``BackwardPlan``.
+
+    A program has 128 rows (or 64) of two tensors, its ``own``, and visits tiles of two others, ``seen``: queries and dO
+    with keys and values for dQ, keys and values with queries and dO for dK and dV.
+    """
+
+    entry: str
+    dtype: str  # of all four, by Gluon's name
+    own: tuple[str, str]
+    seen: tuple[str, str]
+    parameters: tuple[str, ...]
+    types: tuple[str, ...]
+    constexprs: tuple[str, ...]
+    parameter_lines: tuple[str, ...]  # of the kernel
+    inner_parameter_lines: tuple[str, ...]  # of its partitions: shared memory, then the kernel's
+    inner_argument_lines: tuple[str, ...]
+    launches: Mapping[str, HopperGradientLaunch]  # by function: those that it does
+    widths: tuple[int, ...]  # of the column chunks
+    sums: bool  # gradients are float32, and later launches add to them
+    sum_names: tuple[str, ...]  # of a tile's gradients by column chunks, as products add to them

@@ -20,7 +20,7 @@ from sparsegen.codegen.planner import (
     split_plan,
 )
 from sparsegen.codegen.rows import rows_plan, varying
-from sparsegen.codegen.segments import Around, segment_plan, symbols
+from sparsegen.codegen.segments import NARROW, Around, segment_plan, symbols
 from sparsegen.codegen.terms import Terms, tables_of
 from sparsegen.codegen.text import lines_of
 from sparsegen.schedule.chunks import MOST_CHUNKS
@@ -50,13 +50,17 @@ def make_backward_plan(
     template: str,
     entry: str,
     knobs: Iterable[str],
+    narrow: int = NARROW,
 ) -> BackwardPlan:
-    """The plan of one of the two kernels; ``schedule`` is the transposed one for keys, moved by ``shift``."""
+    """The plan of one of the two kernels; ``schedule`` is the transposed one for keys, moved by ``shift``.
+
+    ``narrow``: most rows of a segment that has tiles of its own size.
+    """
     launches = gradient_launches(schedule, part)
     tables = tables_of(schedule)
     turn = turned if part == KEYS else lambda x: x
     plans = tuple(
-        _launch(i, x, schedule, tables, part, pattern.alibi) for i, x in enumerate(launches)
+        _launch(i, x, schedule, tables, part, pattern.alibi, narrow) for i, x in enumerate(launches)
     )
     if part == QUERIES:
         plans = (_prepare(), *plans)
@@ -108,14 +112,14 @@ def gradient_launches(schedule: Schedule, part: str) -> tuple[Launch, ...]:
     """The launches of a schedule.
 
     Programs of ``keys`` are of key heads, so all of these take part in each launch, whichever query heads do: the first
-    launch writes, all others add.  No launch takes tensor descriptors.
+    launch writes, all others add.
     """
-    plain = (replace(x, grid=replace(x.grid, described=())) for x in launches_of(schedule))
+    found = launches_of(schedule)
     if part == QUERIES:
-        return tuple(plain)
+        return found
     return tuple(
         replace(x, grid=replace(x.grid, heads=None, all_but=False), chained=i > 0)
-        for i, x in enumerate(plain)
+        for i, x in enumerate(found)
     )
 
 
@@ -198,9 +202,10 @@ def _launch(
     tables: tuple[Table, ...],
     part: str,
     alibi: bool,
+    narrow: int,
 ) -> GradientLaunch:
     grid = launch.grid
-    around = Around(tables, BoundedTerms(tables), varying(grid), grid.split, alibi)
+    around = Around(tables, BoundedTerms(tables), varying(grid), grid.split, alibi, narrow)
     segments = [seg for _, sweep in launch.parts for seg in sweep.segments]
     used = frozenset().union(*map(symbols, segments))
     classes = tuple(

@@ -23,12 +23,13 @@ class Around:
     varying: tuple[str, ...]  # symbols that differ between the rows of a tile
     split: bool
     alibi: bool  # scores depend on positions
+    narrow: int = NARROW
 
 
 def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
     """All text of one segment."""
     walk = _walk(seg, around.tables)
-    block, narrow = _key_block(seg, walk)
+    block, narrow = _key_block(seg, walk, around.narrow)
     lower = any(s.lower for s in seg.spans) or walk is not None
     upper = any(s.upper for s in seg.spans)
     full_lo = seg.full_lo if any(s.kind == "full" for s in seg.spans) else None
@@ -91,11 +92,11 @@ def symbols(seg: Segment) -> frozenset[str]:
 # ---- key ranges ----
 
 
-def _key_block(seg: Segment, walk: WalkPlan | None) -> tuple[str, bool]:
-    """Keys of a tile as text, and whether that is the segment's own size."""
+def _key_block(seg: Segment, walk: WalkPlan | None, most: int) -> tuple[str, bool]:
+    """Keys of a tile as text, and whether that is the segment's own size, ``most`` or less."""
     if walk is not None:
-        return str(_power_of_two(min(walk.block, NARROW))), True
-    if seg.width is not None and seg.width <= NARROW:
+        return str(_power_of_two(min(walk.block, most))), True
+    if seg.width is not None and seg.width <= most:
         return str(_power_of_two(seg.width or 16)), True
     return "BLOCK_N", False
 
@@ -154,7 +155,7 @@ def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -
     pipeline, which cost 5 to 10 % on windows and gained nothing on causal masks (docs/performance.md).
     """
     start, stop = "0" if seg.tiling.k_cuts else "lo", "end"
-    block = _key_block(seg, walk)[0]
+    block = _key_block(seg, walk, around.narrow)[0]
     edge = _edge(seg.spans)
     parts, said = _tests(seg, edge, walk, around)
     if not edge.upper and walk is None:

@@ -1,18 +1,17 @@
-"""Gradients of a call: the two backward kernels on tensors, argument by argument.
+"""Gradients of a call: the launches of the two backward kernels, planned once a layout, and run on tensors.
 
-``gradients`` knows the order of the launches and what each of them takes; how one is run is the caller's: a loaded
-binary, or the same text through Triton's interpreter.
+A ``Plan`` knows the order of the launches and what each of them takes; how one is run is the caller's: a loaded binary, or
+the same text through Triton's interpreter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
-from sparsegen.codegen.grids import Grid
 from sparsegen.errors import InputError
 from sparsegen.launch.kernel import Call, strides_of
 from sparsegen.launch.sizes import Sizes
@@ -24,11 +23,15 @@ if TYPE_CHECKING:
 MOST_PARTIALS = 64 << 20  # bytes of partial sums of a split launch: fewer and longer chunks beyond
 # float32 a query row: LSE in log2 units, delta, and two of no use, see ``unpack`` of the template
 STATS = 4
+# memory of a pass: tensors that a call brings, and what is made for it
+MEMORY = frozenset(
+    ("Q", "K", "V", "OUT", "DO", "LSE", "DLSE", "STATS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV")
+    + ("SINK_PARTS", "NULL_K_PARTS", "NULL_V_PARTS")
+)  # fmt: skip
+WHOLE = MappingProxyType({"chunks": 1, "chunk": 0})  # of a launch that is not split
 # gradients that may be asked for; those of sinks and null key come with any of them
 ALL = ("q", "k", "v")
 
-# runs one launch: source, its number, programs, arguments by name
-Run = Callable[[BackwardSource, int, int, Mapping[str, Any]], None]
 BlockRows = Callable[[BackwardSource, int], int]  # BLOCK_M of a launch
 
 
@@ -60,164 +63,85 @@ class Gradients:
     null_key: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
-def gradients(
-    sources: Mapping[str, BackwardSource],
-    run: Run,
-    block_rows: BlockRows,
-    saved: Saved,
-    call: Call,
-    wanted: Collection[str] = ALL,
-) -> Gradients:
-    """All launches of a backward pass.
+@dataclass(frozen=True)
+class Step:
+    """One launch.
+
+    ``memory``: parameters that are memory of a pass, and what it is called there.  ``rest``: all other arguments by name,
+    the same in every pass of the plan.
+    """
+
+    source: BackwardSource
+    launch: int
+    programs: int
+    memory: Mapping[str, str]
+    rest: Mapping[str, Any]
+
+    def values(self, memory: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the portable text by name, in its order."""
+        given = {name: memory[of] for name, of in self.memory.items()} | dict(self.rest)
+        return {name: given[name] for name, _ in self.source.parameters}
+
+
+# runs one launch of a pass: the step, its number in the plan, the pass's memory by name
+Run = Callable[[Step, int, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory that a pass makes: ``shape``, float32 or the dtype of the inputs, full of zeros or of anything."""
+
+    shape: tuple[int, ...]
+    float32: bool = True
+    zero: bool = False
+
+
+Make = Callable[[Saved, Room], Any]  # makes memory of a pass
+
+
+@dataclass
+class Stage:
+    """Launches that belong together, the room they need, and those of its parts that are results."""
+
+    rooms: dict[str, Room] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    results: tuple[str, ...] = ()
+
+
+class Plan:
+    """All launches of a backward pass on tensors of one layout and with one set of run-time arguments.
 
     ``sources`` by name; only what is ``wanted`` is computed.  Of keys and values one alone is, where there is a kernel
-    that gives it alone ("keys-DK", "keys-DV").
+    that gives it alone ("keys-DK", "keys-DV").  The plan keeps ``call`` and with it the memory of its tensors.
     """
-    _check(sources, saved, call)
-    one = _Pass(run, block_rows, saved, call)
-    sinks, null = one.prepare(sources[QUERIES])
-    dq = one.queries(sources[QUERIES]) if "q" in wanted else None
-    names = [f"D{x.upper()}" for x in "kv" if x in wanted]
-    found: dict[str, Any] = {}
-    if names:
-        alone = sources.get(f"{KEYS}-{names[0]}") if len(names) == 1 else None
-        found = one.keys(alone or sources[KEYS])
-    dk, dv = (found.get(name) if name in names else None for name in ("DK", "DV"))
-    return Gradients(dq, dk, dv, sinks, null)
 
-
-def _check(sources: Mapping[str, BackwardSource], saved: Saved, call: Call) -> None:
-    shift = sources[KEYS].shift if KEYS in sources else 0
-    q_rows, kv_rows = saved.q.shape[2], saved.k.shape[2]
-    ragged = any(t is not None for t in (call.q_lengths, call.kv_starts, call.kv_lengths))
-    first = call.q_start - q_rows + (0 if ragged else kv_rows) if call.relative else call.q_start
-    if shift and first + shift < 0:
-        raise InputError(
-            f"the first query may lie at position {first}; gradients of keys reach back to -{shift}"
-        )
-
-
-class _Pass:
-    """One backward pass: what all its launches share."""
-
-    def __init__(self, run: Run, block_rows: BlockRows, saved: Saved, call: Call):
-        self.run, self.block_rows, self.saved, self.call = run, block_rows, saved, call
-        self.sizes = Sizes.of(saved.q, saved.k, saved.v)
-        self.stats = saved.lse.new_empty((*saved.lse.shape, STATS))
-        self.given = self._given()
+    def __init__(
+        self,
+        sources: Mapping[str, BackwardSource],
+        block_rows: BlockRows,
+        saved: Saved,
+        call: Call,
+        wanted: Collection[str] = ALL,
+    ):
+        _check(sources, saved, call)
+        self.call, self._block_rows = call, block_rows
+        self._sizes = Sizes.of(saved.q, saved.k, saved.v)
+        self._columns = {"DQ": saved.q.shape[3], "DK": saved.k.shape[3], "DV": saved.v.shape[3]}
+        self._rest = self._given(saved)
         self._drawn: dict[str, dict[str, Any]] = {}  # tables, by source
+        queries = sources[QUERIES]
+        self._stages = [self._prepare(queries, saved)]
+        if "q" in wanted:
+            self._stages.append(self._queries(queries))
+        names = tuple(f"D{x.upper()}" for x in "kv" if x in wanted)
+        if names:
+            alone = sources.get(f"{KEYS}-{names[0]}") if len(names) == 1 else None
+            self._stages.append(self._keys(alone or sources[KEYS], names))
 
-    def prepare(self, source: BackwardSource) -> tuple[Any, Any]:
-        """Launch 0 of the queries: LSE and delta of all rows; gradients of the sink logits and of the null key from its parts."""
-        s, call = self.sizes, self.call
-        tiles = -(-s.q_rows // self.block_rows(source, 0))
-        room = self.saved.lse.new_zeros
-        parts: dict[str, Any] = {}
-        if call.sink_logits is not None:
-            parts["SINK_PARTS"] = room(s.batch, s.heads, tiles)
-        if call.null_key is not None:
-            for name, t in zip(("NULL_K_PARTS", "NULL_V_PARTS"), call.null_key):
-                parts[name] = room(s.batch, s.heads, tiles, t.shape[1])
-        self.given |= parts
-        unused = {"DQ": self.stats, "PARTIAL_DQ": self.stats, "chunks": 1, "chunk": 0}
-        if tiles:
-            self._launch(source, 0, tiles, s.batch * s.heads, unused)
-        sinks = null = None
-        if call.sink_logits is not None:
-            sinks = parts["SINK_PARTS"].sum((0, 2)).to(call.sink_logits.dtype)
-        if call.null_key is not None:
-            group = (s.batch, s.kv_heads, s.heads // s.kv_heads, tiles)
-            sums = [
-                parts[n].view(*group, -1).sum((0, 2, 3)) for n in ("NULL_K_PARTS", "NULL_V_PARTS")
-            ]
-            null = tuple(x.to(t.dtype) for x, t in zip(sums, call.null_key))
-        return sinks, null
-
-    def queries(self, source: BackwardSource) -> Any:
-        """dQ [B, H, Sq, D]."""
-        s, q = self.sizes, self.saved.q
-        (dq,) = self._sums(source, ((s.heads, s.q_rows, q.shape[3]),), ("DQ",), zero=False)
-        for i, grid in enumerate(source.grids[1:], 1):
-            self._sweep(source, i, grid, s.q_rows, self._first_query(), s.kv_rows, s.heads)
-        return dq.to(q.dtype)
-
-    def keys(self, source: BackwardSource) -> dict[str, Any]:
-        """ "DK" [B, Hkv, Skv, D] and "DV" [B, Hkv, Skv, Dv], or the one that the source gives."""
-        s, tensors = self.sizes, {"DK": self.saved.k, "DV": self.saved.v}
-        shapes = [(s.kv_heads, s.kv_rows, tensors[name].shape[3]) for name in source.outputs]
-        # rows that are no keys of a batch entry are no rows of any tile
-        ragged = self.call.kv_starts is not None or self.call.kv_lengths is not None
-        sums = self._sums(source, shapes, source.outputs, zero=ragged)
-        for i, grid in enumerate(source.grids):
-            self._sweep(source, i, grid, s.kv_rows, self.call.k_start, s.q_rows, s.kv_heads)
-        return {name: t.to(tensors[name].dtype) for name, t in zip(source.outputs, sums)}
-
-    # ---- launches ----
-
-    def _sums(
-        self,
-        source: BackwardSource,
-        shapes: Sequence[tuple[int, int, int]],
-        names: Sequence[str],
-        zero: bool,
-    ) -> list[Any]:
-        """Room for gradients, and for the partial sums of split launches."""
-        lse, s = self.saved.lse, self.sizes
-        dtype = lse.dtype if source.sums else self.saved.q.dtype
-        make = lse.new_zeros if zero else lse.new_empty
-        out = [make((s.batch, *shape), dtype=dtype) for shape in shapes]
-        self.given |= dict(zip(names, out))
-        rows = [g.rows_of(shapes[0][1]) for g in source.grids if g.split]
-        if rows:
-            other = s.kv_rows if source.part == QUERIES else s.q_rows
-            states = s.batch * shapes[0][0] * max(rows)
-            columns = [shape[2] for shape in shapes]
-            chunks, chunk = _chunks(other, 4 * states * sum(columns))
-            self.given |= {"chunks": chunks, "chunk": chunk}
-            for name, n in zip(names, columns):
-                self.given[f"PARTIAL_{name}"] = lse.new_empty(states * chunks * n)
-        return out
-
-    def _sweep(
-        self,
-        source: BackwardSource,
-        launch: int,
-        grid: Grid,
-        rows: int,
-        first: int | None,
-        other: int,
-        heads: int,
-    ) -> None:
-        """One launch over the rows of one side: ``rows`` of them, the first at position ``first``."""
-        chunks = self.given.get("chunks", 1)
-        tiles = grid.tiles(rows, first, self.block_rows(source, launch), chunks)
-        own = grid.heads_of(heads) if source.part == QUERIES else heads
-        if tiles and own:
-            self._launch(source, launch, tiles, self.sizes.batch * own)
-
-    def _launch(
-        self,
-        source: BackwardSource,
-        launch: int,
-        tiles: int,
-        batch_heads: int,
-        unused: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        values = {**unused, **self.given, "tiles": tiles, "batch_heads": batch_heads}
-        if source.name not in self._drawn:
-            self._drawn[source.name] = self._tables(source)
-        values |= self._drawn[source.name]
-        args = {name: values[name] for name, _ in source.parameters}
-        self.run(source, launch, tiles * batch_heads, args)
-
-    # ---- arguments ----
-
-    def _given(self) -> dict[str, Any]:
-        """Arguments that no launch changes, by name."""
-        saved, call, s = self.saved, self.call, self.sizes
-        nothing = saved.lse.new_zeros(1, dtype=_int32())
-        tensors = {"q": saved.q, "k": saved.k, "v": saved.v, "o": saved.out, "g": saved.dout}
-        out: dict[str, Any] = {
+    def run(self, saved: Saved, run: Run, make: Make | None = None) -> Gradients:
+        """One pass: memory is made, every launch is run, results are cast and added up."""
+        make = make or make_room
+        memory: dict[str, Any] = {
             "Q": saved.q,
             "K": saved.k,
             "V": saved.v,
@@ -225,9 +149,107 @@ class _Pass:
             "DO": saved.dout,
             "LSE": saved.lse,
             "DLSE": saved.lse if saved.dlse is None else saved.dlse,
-            "has_dlse": int(saved.dlse is not None),
-            "STATS": self.stats,
         }
+        first, *others = self._stages
+        memory |= {name: make(saved, room) for name, room in first.rooms.items()}
+        _steps(first, 0, memory, run)
+        number, found = len(first.steps), dict[str, Any]()
+        for stage in others:
+            found |= _results(stage, number, memory, saved, run, make)
+            number += len(stage.steps)
+        sinks, null = self._learned(memory)
+        return Gradients(found.get("DQ"), found.get("DK"), found.get("DV"), sinks, null)
+
+    # ---- stages ----
+
+    def _prepare(self, source: BackwardSource, saved: Saved) -> Stage:
+        """Launch 0 of the queries: LSE and delta of all rows, and the parts of sink logits and null key."""
+        s, call = self._sizes, self.call
+        tiles = -(-s.q_rows // self._block_rows(source, 0))
+        stage = Stage({"STATS": Room((*saved.lse.shape, STATS))})
+        parts = (s.batch, s.heads, tiles)
+        if call.sink_logits is not None:
+            stage.rooms["SINK_PARTS"] = Room(parts, zero=True)
+        if call.null_key is not None:
+            for name, t in zip(("NULL_K_PARTS", "NULL_V_PARTS"), call.null_key):
+                stage.rooms[name] = Room((*parts, t.shape[1]), zero=True)
+        if tiles:
+            unused = {"DQ": "STATS", "PARTIAL_DQ": "STATS"}  # not written by this launch
+            step = self._step(source, 0, tiles, s.batch * s.heads, WHOLE, unused)
+            stage.steps.append(step)
+        return stage
+
+    def _queries(self, source: BackwardSource) -> Stage:
+        """DQ [B, H, Sq, D]."""
+        s = self._sizes
+        stage, counts = self._sums(source, s.heads, s.q_rows, s.kv_rows, zero=False)
+        first = s._first_query(self.call)
+        for i, grid in enumerate(source.grids[1:], 1):
+            tiles = grid.tiles(s.q_rows, first, self._block_rows(source, i), counts["chunks"])
+            heads = s.batch * grid.heads_of(s.heads)
+            if tiles and heads:
+                stage.steps.append(self._step(source, i, tiles, heads, counts))
+        return stage
+
+    def _keys(self, source: BackwardSource, wanted: tuple[str, ...]) -> Stage:
+        """DK [B, Hkv, Skv, D] and DV [B, Hkv, Skv, Dv], or the one that the source gives."""
+        s, call = self._sizes, self.call
+        # rows that are no keys of a batch entry are no rows of any tile
+        ragged = call.kv_starts is not None or call.kv_lengths is not None
+        stage, counts = self._sums(source, s.kv_heads, s.kv_rows, s.q_rows, zero=ragged)
+        stage.results = wanted
+        heads = s.batch * s.kv_heads
+        for i, grid in enumerate(source.grids):
+            rows = self._block_rows(source, i)
+            tiles = grid.tiles(s.kv_rows, call.k_start, rows, counts["chunks"])
+            if tiles and heads:
+                stage.steps.append(self._step(source, i, tiles, heads, counts))
+        return stage
+
+    def _sums(
+        self, source: BackwardSource, heads: int, rows: int, other: int, zero: bool
+    ) -> tuple[Stage, Mapping[str, int]]:
+        """Room for gradients and for the partial sums of split launches; chunks of those, and ``other`` rows in each."""
+        batch, columns = self._sizes.batch, [self._columns[name] for name in source.outputs]
+        stage = Stage(results=source.outputs)
+        for name, n in zip(source.outputs, columns):
+            stage.rooms[name] = Room((batch, heads, rows, n), source.sums, zero)
+        split = [g.rows_of(rows) for g in source.grids if g.split]
+        if not split:
+            return stage, WHOLE
+        states = batch * heads * max(split)
+        chunks, chunk = _chunks(other, 4 * states * sum(columns))
+        for name, n in zip(source.outputs, columns):
+            stage.rooms[f"PARTIAL_{name}"] = Room((states * chunks * n,))
+        return stage, {"chunks": chunks, "chunk": chunk}
+
+    # ---- arguments ----
+
+    def _step(
+        self,
+        source: BackwardSource,
+        launch: int,
+        tiles: int,
+        batch_heads: int,
+        counts: Mapping[str, int],
+        other: Mapping[str, str] = MappingProxyType({}),
+    ) -> Step:
+        """``other``: memory that a parameter takes in place of that of its name."""
+        rest = {**self._rest, **counts, "tiles": tiles, "batch_heads": batch_heads}
+        if source.name not in self._drawn:
+            self._drawn[source.name] = self._tables(source)
+        rest |= self._drawn[source.name]
+        names = [name for name, _ in source.parameters]
+        memory = {name: other.get(name, name) for name in names if name in MEMORY}
+        kept = {name: rest[name] for name in names if name not in memory}
+        return Step(source, launch, tiles * batch_heads, memory, kept)
+
+    def _given(self, saved: Saved) -> dict[str, Any]:
+        """Arguments that no launch changes and that are no memory of a pass, by name."""
+        call, s = self.call, self._sizes
+        nothing = saved.lse.new_zeros(1, dtype=_int32())
+        tensors = {"q": saved.q, "k": saved.k, "v": saved.v, "o": saved.out, "g": saved.dout}
+        out: dict[str, Any] = {"has_dlse": int(saved.dlse is not None)}
         for t, tensor in tensors.items():
             out |= {f"stride_{t}{axis}": x for axis, x in zip("bhs", strides_of(tensor))}
         for name in ("q_lengths", "kv_starts", "kv_lengths"):
@@ -260,13 +282,54 @@ class _Pass:
             out |= {f"TABLE{i}": drawn, f"table{i}_row": first_row}
             if source.walks:
                 first = self.call.k_start // table.block
-                last = (self.call.k_start + self.sizes.kv_rows - 1) // table.block
+                last = (self.call.k_start + self._sizes.kv_rows - 1) // table.block
                 lists, ends = listed(drawn, first_row, first, last - first + 1)
                 out |= {f"LIST{i}": lists, f"LIST{i}_ENDS": ends, f"list{i}_row": first}
         return out
 
-    def _first_query(self) -> int | None:
-        return self.sizes._first_query(self.call)
+    def _learned(self, memory: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Gradients of sink logits and null key from their parts."""
+        s, call = self._sizes, self.call
+        sinks = null = None
+        if call.sink_logits is not None:
+            sinks = memory["SINK_PARTS"].sum((0, 2)).to(call.sink_logits.dtype)
+        if call.null_key is not None:
+            parts = [memory[name] for name in ("NULL_K_PARTS", "NULL_V_PARTS")]
+            group = (s.batch, s.kv_heads, s.heads // s.kv_heads, parts[0].shape[2])
+            sums = [part.view(*group, -1).sum((0, 2, 3)) for part in parts]
+            null = tuple(x.to(t.dtype) for x, t in zip(sums, call.null_key))
+        return sinks, null
+
+
+def _steps(stage: Stage, number: int, memory: Mapping[str, Any], run: Run) -> None:
+    for i, step in enumerate(stage.steps, number):
+        run(step, i, memory)
+
+
+def _results(
+    stage: Stage, number: int, memory: Mapping[str, Any], saved: Saved, run: Run, make: Make
+) -> dict[str, Any]:
+    """Run a stage in room of its own, all but the results of which is free afterwards."""
+    made = {name: make(saved, room) for name, room in stage.rooms.items()}
+    _steps(stage, number, {**memory, **made}, run)
+    return {name: made[name].to(saved.q.dtype) for name in stage.results}
+
+
+def make_room(saved: Saved, room: Room) -> Any:
+    """Memory of a pass: zeros where it has to be, else of any content."""
+    new = saved.lse.new_zeros if room.zero else saved.lse.new_empty
+    return new(room.shape, dtype=saved.lse.dtype if room.float32 else saved.q.dtype)
+
+
+def _check(sources: Mapping[str, BackwardSource], saved: Saved, call: Call) -> None:
+    shift = sources[KEYS].shift if KEYS in sources else 0
+    q_rows, kv_rows = saved.q.shape[2], saved.k.shape[2]
+    ragged = any(t is not None for t in (call.q_lengths, call.kv_starts, call.kv_lengths))
+    first = call.q_start - q_rows + (0 if ragged else kv_rows) if call.relative else call.q_start
+    if shift and first + shift < 0:
+        raise InputError(
+            f"the first query may lie at position {first}; gradients of keys reach back to -{shift}"
+        )
 
 
 def _int32() -> Any:

@@ -11,8 +11,10 @@ from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch import signature as sig
-from sparsegen.launch.backward import ALL, Gradients, Saved, gradients
+from sparsegen.launch.backward import ALL, Gradients, Make, Plan, Saved, Step
+from sparsegen.launch.backward_boxes import arguments, variant_of
 from sparsegen.launch.binary import CompileError
+from sparsegen.launch.capture import capturing
 from sparsegen.launch.kernel import (
     STRIDE_LIMIT,
     VARIANT_GUARDS,
@@ -20,10 +22,13 @@ from sparsegen.launch.kernel import (
     last_position,
     strides_of,
 )
-from sparsegen.launch.loading import Loaded
+from sparsegen.launch.loading import Loaded, load
+from sparsegen.launch.loading import Prepared as Launchable
 from sparsegen.launch.module import load_module, write_modules
 from sparsegen.launch.pool import Job, compile_many
 from sparsegen.spec.gpu import Gpu
+
+KEPT = 64  # prepared passes of one kernel
 
 
 class BackwardKernel:
@@ -40,6 +45,7 @@ class BackwardKernel:
         self.sources, self.configs = dict(sources), dict(configs)
         self._modules, self._directories = dict(modules), dict(directories)
         self._loaded: dict[tuple[str, str, int, int], Loaded] = {}
+        self._prepared: dict[Any, Prepared] = {}  # passes, by all that decides their launches
 
     def __call__(
         self,
@@ -47,52 +53,134 @@ class BackwardKernel:
         call: Call,
         wanted: Collection[str] = ALL,
         variant: str | None = None,
+        make: Make | None = None,
     ) -> Gradients:
-        """Gradients on the current stream.  ``variant`` asks for one by name; ``UnsupportedError`` if it does not hold."""
+        """Gradients on the current stream.  ``variant`` asks for one by name; ``UnsupportedError`` if it does not hold.
+
+        All but addresses is prepared once for tensors of one layout and one set of arguments.  ``make`` makes the memory
+        of the pass, for checks.
+        """
+        key = (variant, on_16_bytes(saved), tuple(wanted), *layout(saved), *arguments_of(call))
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            chosen = self._chosen(saved, call, variant)
+            prepared = Prepared(self, saved, call, wanted, chosen)
+            if not capturing():
+                if len(self._prepared) >= KEPT:
+                    self._prepared.clear()
+                self._prepared[key] = prepared
+        return prepared(saved, make)
+
+    def _chosen(self, saved: Saved, call: Call, variant: str | None) -> str:
         fast = self._aligned(saved, call)
         if variant == sig.FAST and not fast:
             raise UnsupportedError(
                 f"variant {variant!r} cannot take these tensors; it needs: {VARIANT_GUARDS[variant]}"
             )
-        chosen = variant or (sig.FAST if fast else sig.GENERAL)
-        device = saved.q.device.index
-
-        def loaded(source: BackwardSource, launch: int) -> Loaded:
-            return self._load(source, chosen, device, launch)
-
-        def run(source: BackwardSource, launch: int, n: int, args: Mapping[str, Any]) -> None:
-            binary = loaded(source, launch)
-            binary.run(n, (*args.values(), *binary.constants))
-
-        def block_rows(source: BackwardSource, launch: int) -> int:
-            return loaded(source, launch).block_m
-
-        return gradients(self.sources, run, block_rows, saved, call, wanted)
+        return variant or (sig.FAST if fast else sig.GENERAL)
 
     def _aligned(self, saved: Saved, call: Call) -> bool:
         tensors = (saved.q, saved.k, saved.v, saved.out, saved.dout)
         strides = [s for t in tensors for s in strides_of(t)]
-        addresses = [t.data_ptr() for t in (*tensors, saved.lse)]
-        if saved.dlse is not None:
-            addresses.append(saved.dlse.data_ptr())
         furthest = last_position(saved.q.shape[2], saved.k.shape[2], call)
         return (
             not any(s % sig.STRIDE_MULTIPLE for s in strides)
-            and not any(a % sig.ALIGNMENT for a in addresses)
+            and on_16_bytes(saved)
             and all(strides_of(t)[2] < STRIDE_LIMIT for t in tensors)
             and max(strides) < 1 << 31
             and all(furthest + s.shift <= s.position_limit for s in self.sources.values())
         )
 
-    def _load(self, source: BackwardSource, variant: str, device: int, launch: int) -> Loaded:
+    def loaded(self, source: BackwardSource, variant: str, device: int, launch: int) -> Loaded:
+        """The binary of one launch of a variant on a device, loaded on first use."""
         key = source.name, variant, device, launch
         found = self._loaded.get(key)
         if found is None:
             config, module = self.configs[source.name], self._modules[source.name]
             folder = self._directories[source.name][variant]
-            found = Loaded(source, config, variant, module, folder, device, launch)
+            found = load(source, config, variant, module, folder, device, launch)
             self._loaded[key] = found
         return found
+
+
+class Prepared:
+    """A backward pass on tensors of one layout: all about its launches but the addresses that a call brings."""
+
+    def __init__(
+        self,
+        kernel: BackwardKernel,
+        saved: Saved,
+        call: Call,
+        wanted: Collection[str],
+        variant: str,
+    ):
+        self._kernel, self._variant, self._device = kernel, variant, saved.q.device.index
+        # which of the kernel's variants does a launch; descriptors may not be able to view these tensors
+        self._used: dict[tuple[str, int], str] = {
+            (source.name, i): variant_of(
+                source, kernel.configs[source.name], variant, i, saved, call
+            )
+            for source in kernel.sources.values()
+            for i in range(len(source.grids))
+        }
+        self._plan = Plan(kernel.sources, self._block_rows, saved, call, wanted)
+        # by number of the step: the launch, and the memory whose addresses it takes
+        self._launches: dict[int, tuple[Launchable, tuple[str, ...]]] = {}
+
+    def __call__(self, saved: Saved, make: Make | None = None) -> Gradients:
+        """Gradients for tensors of that layout, on the current stream."""
+        return self._plan.run(saved, self._run, make)
+
+    def _run(self, step: Step, number: int, memory: Mapping[str, Any]) -> None:
+        found = self._launches.get(number)
+        if found is None:
+            found = self._launches[number] = self._prepare(step, memory)
+        launch, names = found
+        launch([memory[name].data_ptr() for name in names])
+
+    def _prepare(self, step: Step, memory: Mapping[str, Any]) -> tuple[Launchable, tuple[str, ...]]:
+        source, kernel = step.source, self._kernel
+        variant = self._used[source.name, step.launch]
+        values = step.values(memory)
+        moving = list(step.memory)  # parameters; they are the kernel's first
+        config = kernel.configs[source.name]
+        args = arguments(source, config, variant, step.launch, values, moving)
+        loaded = kernel.loaded(source, variant, self._device, step.launch)
+        given = (*[0] * len(moving), *args[len(moving) :], *loaded.constants)
+        return loaded.prepare(step.programs, given, len(moving)), tuple(step.memory.values())
+
+    def _block_rows(self, source: BackwardSource, launch: int) -> int:
+        used = self._used[source.name, launch]
+        return self._kernel.loaded(source, used, self._device, launch).block_m
+
+
+def on_16_bytes(saved: Saved) -> bool:
+    """Whether all addresses of a call are aligned for the fast variant."""
+    tensors = (saved.q, saved.k, saved.v, saved.out, saved.dout, saved.lse, saved.dlse)
+    return not any(t.data_ptr() % sig.ALIGNMENT for t in tensors if t is not None)
+
+
+def layout(saved: Saved) -> tuple[Any, ...]:
+    """What the launches of a pass depend on of its tensors, but for the alignment of addresses."""
+    tensors = (saved.q, saved.k, saved.v, saved.out, saved.dout)
+    return (
+        saved.q.device.index,
+        saved.dlse is None,
+        *(t.shape for t in tensors),
+        *(t.stride() for t in tensors),
+    )
+
+
+def arguments_of(call: Call) -> tuple[Any, ...]:
+    """The same of the run-time arguments.  Tensors count by their memory, which a prepared pass keeps alive."""
+    tensors = (call.q_lengths, call.kv_starts, call.kv_lengths, call.alibi_slopes, call.sink_logits)
+    null = call.null_key or ()
+    return (
+        *(call.q_start, call.k_start, call.relative, call.scale, call.joins),
+        *(None if t is None else t.data_ptr() for t in tensors),
+        *(t.data_ptr() for t in null),
+        *((t.data_ptr(), first) for t, first in call.tables),
+    )
 
 
 @dataclass(frozen=True)
@@ -152,22 +240,24 @@ class InterpretedBackward:
         call: Call,
         wanted: Collection[str] = ALL,
         variant: str | None = None,
+        make: Make | None = None,
     ) -> Gradients:
         """As ``BackwardKernel``, without guards: the variant asked for is what runs."""
 
         def constants(source: BackwardSource, launch: int) -> dict[str, Any]:
             return sig.constants(source, self.configs[source.name], variant or sig.FAST, launch)
 
-        def run(source: BackwardSource, launch: int, n: int, args: Mapping[str, Any]) -> None:
-            function = self._functions[source.name]
+        def run(step: Step, number: int, memory: Mapping[str, Any]) -> None:
+            function = self._functions[step.source.name]
             if type(function).__name__ != "InterpretedFunction":
                 raise InputError("set TRITON_INTERPRET=1 before triton is imported")
-            function[(n,)](**args, **constants(source, launch))
+            fixed = constants(step.source, step.launch)
+            function[(step.programs,)](**step.values(memory), **fixed)
 
         def block_rows(source: BackwardSource, launch: int) -> int:
             return int(constants(source, launch)["BLOCK_M"])
 
-        return gradients(self.sources, run, block_rows, saved, call, wanted)
+        return Plan(self.sources, block_rows, saved, call, wanted).run(saved, run, make)
 
 
 __all__ = ["KEYS", "QUERIES", "BackwardKernel", "InterpretedBackward", "Pair", "compile_pairs"]

@@ -15,6 +15,11 @@ MODULE = "kernel.py"  # name of the rendered module beside its binaries
 HOPPER_MODULE = "hopper.py"  # of the warp-specialised one, where there is one
 
 
+def hopper_module(path: Path) -> Path:
+    """Where the warp-specialised text of the module at ``path`` lies: beside it, under a name of its own."""
+    return path.with_name(HOPPER_MODULE if path.name == MODULE else f"{path.stem}.{HOPPER_MODULE}")
+
+
 def write_modules(folder: Path, source: KernelSource) -> Path:
     """Write a kernel's texts into a folder and return the path of the portable one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,7 @@ def ast_source(
     if chosen["KERNEL"] == sig.HOPPER:
         from triton.experimental.gluon._runtime import GluonASTSource
 
-        module = load_module(path.with_name(HOPPER_MODULE), text.digest)
+        module = load_module(hopper_module(path), text.digest)
         return GluonASTSource(getattr(module, text.entry), **given)
     from triton.compiler import ASTSource
 

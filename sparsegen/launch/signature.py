@@ -31,6 +31,7 @@ ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
 
 
 PORTABLE, HOPPER = "portable", "hopper"  # values of the knob KERNEL
+BACKWARD = "backward"  # template of the gradient kernels
 # Registers a thread of the warp-specialised kernel at its start, by consumers: 65,536 a multiprocessor are enough for
 # one program of three warpgroups, or for two programs of two.
 MAX_REGISTERS = {2: 168, 1: 128}
@@ -73,6 +74,10 @@ def unit(
 
 def _beside(source: KernelSource, config: LaunchConfig) -> LaunchConfig:
     """What a portable kernel beside the warp-specialised one is compiled with: that one's tiles are too large for it."""
+    if source.template == BACKWARD:
+        from sparsegen.codegen.backward import beside
+
+        return beside(source)
     wide = max(source.head_dim, source.value_dim) > 192
     tiles = {"BLOCK_M": 64, "BLOCK_N": 32 if wide else 64, "STAGES": 2 if wide else 3}
     return LaunchConfig.of(config.as_dict() | tiles | {"KERNEL": PORTABLE, "TMA": True})
@@ -129,10 +134,13 @@ def constants(
     known = dict(chosen.values) | {"WIDE": variant == GENERAL, "TMA": boxes, "SWEEP": launch}
     values: dict[str, Any] = {n: known[n] for n in text.constexprs}
     grid = source.grids[launch]
-    used = {"K": grid.described, "V": grid.described, "Q": (grid.queries,)} if boxes else {}
     for name, kind in text.parameters:
         found = described(kind)
-        if found is not None and found[:2] not in used.get(name[0], ()):
+        if found is None:
+            continue
+        # rows of the tile itself have a number of their own; all others are visited
+        used: tuple[Any, ...] = (grid.queries,) if found[3] else grid.described
+        if not boxes or found[:2] not in used:
             values[name] = None
     return values
 
@@ -150,8 +158,9 @@ def signature(
             out[name] = "constexpr"
         elif kind.startswith("desc:"):
             block = block_of(kind, int(chosen["BLOCK_N"]))
-            layout = _box_layout(block) if chosen["KERNEL"] == HOPPER else ""
-            out[name] = f"tensordesc<{dtype}[{', '.join(map(str, block))}]{layout}>"
+            element = "fp32" if tensor_of(name) == "STATS" else dtype
+            layout = _box_layout(block, element) if chosen["KERNEL"] == HOPPER else ""
+            out[name] = f"tensordesc<{element}[{', '.join(map(str, block))}]{layout}>"
         elif kind == "stride":
             out[name] = "i64" if variant == GENERAL else "i32"
         else:
@@ -161,11 +170,17 @@ def signature(
     return out
 
 
-def _box_layout(block: list[int]) -> str:
-    """How a box lies in shared memory, as the type of a Gluon descriptor says it; elements of 2 bytes."""
+def tensor_of(name: str) -> str:
+    """The tensor that a descriptor parameter is about: "Q", "DO", …"""
+    return name.split("_")[0]
+
+
+def _box_layout(block: list[int], element: str) -> str:
+    """How a box lies in shared memory, as the type of a Gluon descriptor says it."""
     from triton.experimental.gluon import language as gl
 
-    return f",{gl.NVMMASharedLayout.get_default_for(block, gl.float16)!r}"
+    dtype = gl.float32 if element == "fp32" else gl.float16
+    return f",{gl.NVMMASharedLayout.get_default_for(block, dtype)!r}"
 
 
 def attributes(

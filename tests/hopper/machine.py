@@ -109,12 +109,12 @@ class Machine:
         return SimpleNamespace(
             **{name: DType(name, True, rounds) for name, rounds in low.items()},
             **dict.fromkeys(layouts, Layout),
-            float32=DType("float32", True),
+            float32=DType("float32", True, wide=True),
             int32=DType("int32"),
             int64=DType("int64"),
             constexpr=lambda x: x,
             to_tensor=Value,
-            convert_layout=lambda x, layout: x,
+            convert_layout=lambda x, layout, assert_trivial=False: x,
             where=reg.where, minimum=reg.minimum, maximum=reg.maximum, cdiv=reg.cdiv,
             exp2=reg.exp2, log2=reg.log2, abs=reg.absolute, sum=reg.total, max=reg.largest,
             arange=reg.arange, full=reg.full, zeros=reg.zeros, load=reg.load, store=reg.store,
@@ -134,8 +134,8 @@ class Machine:
         if isinstance(layout, BarrierLayout):
             self._arrays.append(Barriers(name, shape[0], self._scheduler))
             return self._arrays[-1]
-        self._arrays.append(View.allocate(name, shape, self._store))
-        used = sum(x.data.numel() * 2 for x in self._arrays if isinstance(x, View))
+        self._arrays.append(View.allocate(name, shape, self._store, 4 if dtype.wide else 2))
+        used = sum(x.bytes for x in self._arrays if isinstance(x, View))
         self.shared_bytes = max(self.shared_bytes, used)
         return self._arrays[-1]
 
@@ -197,10 +197,11 @@ class Machine:
         return product
 
     def _products_done(self, outstanding: int, deps: tuple[Any, ...]) -> Any:
-        assert outstanding == 0
+        """All but the youngest ``outstanding`` products are done; the others may still read their operands."""
         self._scheduler.step()
-        for product in self._open.pop(self._scheduler.current, []):
-            product.finish()
+        under_way = self._open.setdefault(self._scheduler.current, [])
+        while len(under_way) > outstanding:
+            under_way.pop(0).finish()
         done = tuple(Value(x.data) for x in deps)
         return done[0] if len(done) == 1 else done
 

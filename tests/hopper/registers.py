@@ -62,11 +62,15 @@ class Value:
 
 @dataclass(frozen=True)
 class DType:
-    """An element type; ``rounds`` is torch's type that values are rounded to, None leaves float32 as it is."""
+    """An element type; ``rounds`` is torch's type that values are rounded to, None leaves float32 as it is.
+
+    ``wide``: 4 bytes an element in shared memory, and not 2.
+    """
 
     name: str
     floating: bool = False
     rounds: torch.dtype | None = None
+    wide: bool = False
 
     def of(self, data: Any) -> Any:
         if not isinstance(data, torch.Tensor):

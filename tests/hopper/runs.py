@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.launch import Call, Kernel
 from sparsegen.launch import signature as sig
 from sparsegen.launch.module import load_module
+from sparsegen.launch.packing import View
 from sparsegen.schedule.build import build
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.gpu import find_gpu
@@ -57,8 +58,10 @@ class OnMachine(Kernel):
             constants = self._portable_constants(variant, launch)
 
         def run(programs: int, args: tuple[Any, ...]) -> None:
-            names = [name for name, _ in text.parameters]
-            given = self._tensors(dict(zip(names, args)))
+            kinds = dict(text.parameters)
+            names = list(kinds)
+            boxed = (descriptor(x, kinds[n], constants, self._given) for n, x in zip(names, args))
+            given = self._tensors(dict(zip(names, boxed)))
             for name in names:
                 if name in constants:
                     given[name] = constants[name]
@@ -71,13 +74,15 @@ class OnMachine(Kernel):
             else:
                 _interpreted(self.source)[(programs,)](**given, **fixed)
 
+        def prepare(programs: int, args: Sequence[Any], moving: int) -> Any:
+            return lambda addresses: run(programs, (*addresses, *args[moving:]))
+
         return SimpleNamespace(
             block_m=constants["BLOCK_M"],
             persistent=constants["PERSISTENT"],
             resident=RESIDENT,
-            nothing=torch.zeros(1, dtype=torch.int32),
             constants=(None,) * len(text.constexprs),
-            run=run,
+            prepare=prepare,
         )
 
     def _portable_constants(self, variant: str, launch: int) -> dict[str, Any]:
@@ -110,6 +115,15 @@ class OnMachine(Kernel):
         self._partials = launch._partials
         launch(q, k, v, out, lse, sig.FAST)
         return out, lse
+
+
+def descriptor(x: Any, kind: str, constants: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
+    """What the launch code says of a descriptor, as the machine takes it; ``tensors``: those of the call, by number."""
+    if not isinstance(x, View):
+        return x
+    block = sig.block_of(kind, constants["BLOCK_N"])
+    base = tensors[x.moves]
+    return SimpleNamespace(base=base, shape=x.shape, strides=x.strides, block_shape=block)
 
 
 @cache

@@ -33,11 +33,18 @@ class View:
     data: torch.Tensor
     dirty: torch.Tensor  # elements that were stored without a fence since
     stored: Callable[[View], None]  # told of every store
+    element: int = 2  # bytes
 
     @classmethod
-    def allocate(cls, name: str, shape: list[int], stored: Callable[[View], None]) -> View:
+    def allocate(
+        cls, name: str, shape: list[int], stored: Callable[[View], None], element: int = 2
+    ) -> View:
         dirty = torch.zeros(shape, dtype=torch.bool)
-        return cls(name, torch.full(shape, math.nan), dirty, stored)
+        return cls(name, torch.full(shape, math.nan), dirty, stored, element)
+
+    @property
+    def bytes(self) -> int:
+        return self.data.numel() * self.element
 
     @property
     def shape(self) -> list[int]:
@@ -49,9 +56,9 @@ class View:
             raise Misuse(f"{self.name}[{i}]: there are {self.shape[0]}")
         return self._of(lambda t: t[i], f"{self.name}[{i}]")
 
-    def slice(self, start: int, length: int) -> View:
-        assert start + length <= self.shape[0]
-        return self._of(lambda t: t[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> View:
+        assert start + length <= self.shape[dim]
+        return self._of(lambda t: t.narrow(dim, start, length))
 
     def reshape(self, shape: list[int]) -> View:
         return self._of(lambda t: t.view(shape))
@@ -60,7 +67,8 @@ class View:
         return self._of(lambda t: t.permute(order))
 
     def _of(self, take: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> View:
-        return View(name or self.name, take(self.data), take(self.dirty), self.stored)
+        data, dirty = take(self.data), take(self.dirty)
+        return View(name or self.name, data, dirty, self.stored, self.element)
 
     def load(self, layout: Any) -> Value:
         return Value(self.data.clone())
@@ -159,7 +167,7 @@ def load_box(
     def land() -> None:
         place.check_fenced(who)
         place.data.copy_(box)
-        barrier.land(place.data.numel() * 2)
+        barrier.land(place.bytes)
 
     scheduler.later(f"{who} into {place.name}", land)
 
