@@ -11,11 +11,14 @@ from typing import Any
 from sparsegen.codegen.grids import Grid
 from sparsegen.codegen.plan import (
     Chunk,
+    ClassPlan,
     ForwardPlan,
     HopperLaunch,
     HopperPlan,
     LaunchPlan,
     QueryBox,
+    SegmentPlan,
+    Step,
 )
 from sparsegen.codegen.planner import chunks
 from sparsegen.codegen.segments import descriptor_name
@@ -26,6 +29,7 @@ from sparsegen.spec.problem import Problem
 ENTRY = "attend_forward_hopper"
 CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT")
 TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
+OWN = ("lo", "end", "body_lo", "body_end", "chunk_lo", "chunk_end", "j", "k_pos")  # of a segment
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
 DTYPES = ("bfloat16", "float16")  # by torch's names, which are Gluon's
 
@@ -102,7 +106,7 @@ def gluon(text: str, at: str = "", names: Iterable[str] = ()) -> str:
     """
     text = text.replace("tl.arange(0, BLOCK_M)", f"FIRST_ROW + tl.arange(0, {ROWS}, ROWS{at})")
     text = re.sub(r"tl\.arange\(0, (\w+)\)", rf"tl.arange(0, \1, KEYS{at})", text)
-    if at:
+    if at and names:
         text = re.sub(rf"\b({'|'.join(names)})\b", rf"\1{at}", text)
     return text.replace("tl.", "gl.")
 
@@ -125,11 +129,35 @@ def row_names(launch: LaunchPlan) -> tuple[str, ...]:
     return (*assigned, "row_lo", "row_hi")
 
 
+def steps(cls: ClassPlan, launch: LaunchPlan) -> tuple[Step, ...]:
+    """The segments of a class of heads in order; a narrow one joins the first key tile of the wide one behind it.
+
+    Its scores and those of that tile are asked for together and go through one softmax, in place of a pass of its own.
+    """
+    out: list[Step] = []
+    waiting: SegmentPlan | None = None
+    for seg in cls.segments:
+        narrow = seg.block != "BLOCK_N"
+        if waiting is not None:
+            out.append(Step(waiting) if narrow else Step(seg, waiting))
+            waiting = seg if narrow else None
+        elif narrow and launch.split is None and not seg.box_lines:
+            waiting = seg
+        else:
+            out.append(Step(seg))
+    return (*out, Step(waiting)) if waiting is not None else tuple(out)
+
+
 def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperPlan | None:
     """What the template is given besides ``plan``; None where no launch, or not this dtype, can be done."""
     launches = {
         launch.function: HopperLaunch(
-            i, _query_box(grid.queries), row_names(launch), _narrow(launch)
+            i,
+            _query_box(grid.queries),
+            row_names(launch),
+            (*row_names(launch), *OWN),
+            _narrow(launch),
+            tuple(steps(cls, launch) for cls in launch.classes),
         )
         for i, (launch, grid) in enumerate(zip(plan.launches, grids))
         if covers(launch)
@@ -141,7 +169,7 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
     shared = [
         *(f"{x}_smem{c.index}" for c in plan.qk_chunks for x in "qk"),
         *(f"v_smem{c.index}" for c in plan.v_chunks),
-        *(f"{x}_{state}" for x in "qkv" for state in ("ready", "empty")),
+        *("q_ready", "q_empty", "ready", "last_ready", "free"),
     ]
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     return HopperPlan(

@@ -147,13 +147,23 @@ class QueryBox:
 
 
 @dataclass(frozen=True)
+class Step:
+    """A segment, and the narrow one before it whose only key tile is taken along with its first: ``guest``."""
+
+    segment: SegmentPlan
+    guest: SegmentPlan | None = None
+
+
+@dataclass(frozen=True)
 class HopperLaunch:
     """What the warp-specialised kernel knows of a launch besides the ``LaunchPlan``."""
 
     number: int
     queries: QueryBox | None  # None: consumers gather their queries
     row_names: tuple[str, ...]  # what differs between the rows of a tile
+    segment_names: tuple[str, ...]  # and what is a segment's own
     narrow: tuple[str, ...]  # key tiles of segments with a size of their own
+    steps: tuple[tuple[Step, ...], ...]  # of every class of heads
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ Partitions of a program
     consumer 0, consumer 1   4 warps each, 64 query rows each (one alone where BLOCK_M is 64): scores, softmax, output
     producer                 1 warp: asks the tensor memory accelerator for queries, keys and values
 
-Protocol: rings of STAGES key tiles and of STAGES value tiles; key tile t of a program is in slot t % STAGES, in round
-t // STAGES of its barriers.  Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; its output passes
-through there.
-    q_ready, k_ready, v_ready   one arrival: the producer announces the bytes, and their landing completes the phase
-    k_empty, v_empty            one arrival from every consumer, when the product that reads the tile is done
-    q_empty                     one arrival from every consumer, when its output has left the slot
+Protocol: a ring of STAGES entries.  Entry t is in slot t % STAGES, in round t // STAGES of its barriers, and holds the keys of a
+tile and the values of the tile before, which are asked for together: so a segment has one entry more than tiles, and its first
+entry has no values, its last no keys.  The only tile of a narrow segment is one entry.  Query tile `turn` of a persistent program is in
+slot turn % 2, round turn // 2; its output passes through there.
+    q_ready, kv_ready   one arrival: the producer announces the bytes, and their landing completes the phase
+    kv_empty            one arrival from every consumer, when the products that read the entry are done
+    q_empty             one arrival from every consumer, when its output has left the slot
     The producer waits for `empty` with the phase of the round before (a fresh barrier lets it pass in round 0),
     consumers for `ready` with the phase of the round.  All partitions compute the same key ranges from the same
-    arguments, so they agree on how many tiles there are.
+    arguments, so they agree on how many entries there are.
 
 Symbols
     M, N              rows of a consumer (64), of a key tile (BLOCK_N)
@@ -26,12 +27,11 @@ Symbols
     s [M, N]          scores in float32, log2 units from the mask on
     m [M], l [M, 4]   running maximum (log2 units) and running sums of the softmax, a thread's part each
     acc* [M, D*]      running weighted sum of values, one block per column chunk
-    turn, t           query tiles and key tiles of this program so far
+    turn, t           query tiles and entries of this program so far
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -108,6 +108,19 @@ def online_softmax(s, m, l, scale):
 
 
 @gluon.jit
+def online_softmax_of_two(s, beside, m, l, scale):
+    """The same for two key tiles at once, beside [M, N of its own]: p, its p, and the rest."""
+    top = gl.convert_layout(gl.max(s, axis=1) * scale, m.type.layout)
+    m_new = gl.maximum(m, gl.maximum(top, gl.convert_layout(gl.max(beside, axis=1) * scale, m.type.layout)))
+    p = gl.exp2(s * scale - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
+    p_beside = gl.exp2(beside * scale - gl.convert_layout(m_new, gl.SliceLayout(1, beside.type.layout))[:, None])
+    factor = gl.exp2(m - m_new)
+    l = l * gl.convert_layout(factor, gl.SliceLayout(1, l.type.layout))[:, None]
+    l += gl.convert_layout(sums(p), l.type.layout) + gl.convert_layout(sums(p_beside), l.type.layout)
+    return p, p_beside, m_new, l, factor
+
+
+@gluon.jit
 def rescaled(acc, factor):
     """acc [M, D] times factor [M]."""
     return acc * gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -123,15 +136,15 @@ def weighted(p, v, acc):
 @gluon.jit
 def produce_attend_tile(
     program, turn, t,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
-    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
 ):
-    """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
+    """Queries, keys and values of query tile number `turn`; t: entries so far, returned with those of this one."""
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -164,16 +177,27 @@ def produce_attend_tile(
     # ---- causal: q - k >= 0 ----
     lo = k_first
     end = gl.where((live_rows > 0), gl.minimum(k_last, q_last) + 1, lo)
-    for j in range(lo, end, BLOCK_N):
-        slot = t % STAGES
-        round = (t // STAGES) & 1
+    if lo < end:
+        j = lo
         k_row = kv_row + (j - k_first)
-        mbarrier.wait(k_empty.index(slot), round ^ 1)
-        mbarrier.expect(k_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(K_DESC0, [b, h_kv, k_row, 0], k_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
-        mbarrier.wait(v_empty.index(slot), round ^ 1)
-        mbarrier.expect(v_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(V_DESC0, [b, h_kv, k_row, 0], v_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        slot = t % STAGES
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        t += 1
+        for j in range(j + BLOCK_N, end, BLOCK_N):
+            v_row = k_row
+            k_row = kv_row + (j - k_first)
+            slot = t % STAGES
+            mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+            mbarrier.expect(kv_ready.index(slot), BLOCK_N * 128 * 2)
+            load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+            load_box(V_DESC0, [b, h_kv, v_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+            t += 1
+        slot = t % STAGES
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(V_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
         t += 1
 
     return t
@@ -182,13 +206,13 @@ def produce_attend_tile(
 @gluon.jit
 def consume_attend_tile(
     program, turn, t, FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
-    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
 ):
     """One query tile of one head.  This consumer has the tile's rows from FIRST_ROW on."""
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
@@ -241,11 +265,10 @@ def consume_attend_tile(
     stop = end
     if j < stop:
         slot = t % STAGES
-        round = (t // STAGES) & 1
-        mbarrier.wait(k_ready.index(slot), round)
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
         k_pos = j + gl.arange(0, BLOCK_N, KEYS)
         if j >= body_end:
             s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
@@ -254,16 +277,12 @@ def consume_attend_tile(
         p = p.to(DTYPE)
         t += 1
         for j in range(j + BLOCK_N, stop, BLOCK_N):  # edges test k <= row_hi
-            last, last_round = slot, round
             slot = t % STAGES
-            round = (t // STAGES) & 1
-            mbarrier.wait(k_ready.index(slot), round)
-            mbarrier.wait(v_ready.index(last), last_round)
+            mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
             s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
-            acc0 = weighted(p, v_smem0.index(last), acc0)
+            acc0 = weighted(p, v_smem0.index(slot), acc0)
             s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            mbarrier.arrive(v_empty.index(last), count=1)
+            mbarrier.arrive(kv_empty.index(slot), count=1)
             k_pos = j + gl.arange(0, BLOCK_N, KEYS)
             if j >= body_end:
                 s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
@@ -271,10 +290,12 @@ def consume_attend_tile(
             acc0 = rescaled(acc0, factor)
             p = p.to(DTYPE)
             t += 1
-        mbarrier.wait(v_ready.index(slot), round)
+        slot = t % STAGES
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         acc0 = weighted(p, v_smem0.index(slot), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
-        mbarrier.arrive(v_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
+        t += 1
 
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
@@ -303,13 +324,13 @@ def consume_attend_tile(
 
 @gluon.jit
 def producer(
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
-    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
 ):
     """All programs' queries, keys and values of this multiprocessor, one tile after the other."""
     t = gl.to_tensor(0)
@@ -318,36 +339,36 @@ def producer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = produce_attend_tile(
                 program, turn, t,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                PERSISTENT,
             )
             turn += 1
     else:
         produce_attend_tile(
             gl.program_id(0), turn, t,
-            q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-            LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-            stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-            KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-            STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+            q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+            K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+            stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+            has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+            tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+            PERSISTENT,
         )
 
 
 @gluon.jit
 def consumer(
     FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-    stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-    KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-    batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
-    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
+    PERSISTENT: gl.constexpr,
 ):
     """64 rows of every program's tile."""
     t = gl.to_tensor(0)
@@ -356,23 +377,23 @@ def consumer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = consume_attend_tile(
                 program, turn, t, FIRST_ROW,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                PERSISTENT,
             )
             turn += 1
     else:
         consume_attend_tile(
             gl.program_id(0), turn, t, FIRST_ROW,
-            q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-            LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-            stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-            KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-            batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-            STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+            q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+            K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+            stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+            has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+            tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+            PERSISTENT,
         )
 
 
@@ -393,18 +414,14 @@ def attend_forward_hopper(
     v_smem0 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
     q_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    kv_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        mbarrier.init(kv_ready.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(
@@ -413,12 +430,12 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                        stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                        KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                        batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                        STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        PERSISTENT,
                     ),
                 ),
 
@@ -426,24 +443,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(64),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                        stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                        KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                        batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                        STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        PERSISTENT,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                        stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                        KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                        batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                        STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        PERSISTENT,
                     ),
                 ),
 
@@ -458,24 +475,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                        stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                        KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                        batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                        STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        PERSISTENT,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh,
-                        stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS,
-                        KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv,
-                        batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N,
-                        STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
+                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
+                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
+                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        PERSISTENT,
                     ),
                 ),
 

@@ -8,15 +8,16 @@ Partitions of a program
     consumer 0, consumer 1   4 warps each, 64 query rows each (one alone where BLOCK_M is 64): scores, softmax, output
     producer                 1 warp: asks the tensor memory accelerator for queries, keys and values
 
-Protocol: rings of STAGES key tiles and of STAGES value tiles; key tile t of a program is in slot t % STAGES, in round
-t // STAGES of its barriers.  Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; its output passes
-through there.
-    q_ready, k_ready, v_ready   one arrival: the producer announces the bytes, and their landing completes the phase
-    k_empty, v_empty            one arrival from every consumer, when the product that reads the tile is done
-    q_empty                     one arrival from every consumer, when its output has left the slot
+Protocol: a ring of STAGES entries.  Entry t is in slot t % STAGES, in round t // STAGES of its barriers, and holds the keys of a
+tile and the values of the tile before, which are asked for together: so a segment has one entry more than tiles, and its first
+entry has no values, its last no keys.  The only tile of a narrow segment is one entry.  Query tile `turn` of a persistent program is in
+slot turn % 2, round turn // 2; its output passes through there.
+    q_ready, kv_ready   one arrival: the producer announces the bytes, and their landing completes the phase
+    kv_empty            one arrival from every consumer, when the products that read the entry are done
+    q_empty             one arrival from every consumer, when its output has left the slot
     The producer waits for `empty` with the phase of the round before (a fresh barrier lets it pass in round 0),
     consumers for `ready` with the phase of the round.  All partitions compute the same key ranges from the same
-    arguments, so they agree on how many tiles there are.
+    arguments, so they agree on how many entries there are.
 
 Symbols
     M, N              rows of a consumer (64), of a key tile (BLOCK_N)
@@ -29,12 +30,11 @@ Symbols
     s [M, N]          scores in float32, log2 units from the mask on
     m [M], l [M, 4]   running maximum (log2 units) and running sums of the softmax, a thread's part each
     acc* [M, D*]      running weighted sum of values, one block per column chunk
-    turn, t           query tiles and key tiles of this program so far
+    turn, t           query tiles and entries of this program so far
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -111,6 +111,19 @@ def online_softmax(s, m, l, scale):
 
 
 @gluon.jit
+def online_softmax_of_two(s, beside, m, l, scale):
+    """The same for two key tiles at once, beside [M, N of its own]: p, its p, and the rest."""
+    top = gl.convert_layout(gl.max(s, axis=1) * scale, m.type.layout)
+    m_new = gl.maximum(m, gl.maximum(top, gl.convert_layout(gl.max(beside, axis=1) * scale, m.type.layout)))
+    p = gl.exp2(s * scale - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
+    p_beside = gl.exp2(beside * scale - gl.convert_layout(m_new, gl.SliceLayout(1, beside.type.layout))[:, None])
+    factor = gl.exp2(m - m_new)
+    l = l * gl.convert_layout(factor, gl.SliceLayout(1, l.type.layout))[:, None]
+    l += gl.convert_layout(sums(p), l.type.layout) + gl.convert_layout(sums(p_beside), l.type.layout)
+    return p, p_beside, m_new, l, factor
+
+
+@gluon.jit
 def rescaled(acc, factor):
     """acc [M, D] times factor [M]."""
     return acc * gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))[:, None]
@@ -126,16 +139,15 @@ def weighted(p, v, acc):
 @gluon.jit
 def produce_sweep0(
     program, turn, t,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
-    """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
+    """Queries, keys and values of query tile number `turn`; t: entries so far, returned with those of this one."""
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -168,16 +180,27 @@ def produce_sweep0(
     # ---- window: all ----
     lo = gl.maximum(k_first, q_first - 7)
     end = gl.where((live_rows > 0), gl.minimum(k_last, q_last) + 1, lo)
-    for j in range(lo, end, BLOCK_N):
-        slot = t % STAGES
-        round = (t // STAGES) & 1
+    if lo < end:
+        j = lo
         k_row = kv_row + (j - k_first)
-        mbarrier.wait(k_empty.index(slot), round ^ 1)
-        mbarrier.expect(k_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(K_DESC0, [b, h_kv, k_row, 0], k_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
-        mbarrier.wait(v_empty.index(slot), round ^ 1)
-        mbarrier.expect(v_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(V_DESC0, [b, h_kv, k_row, 0], v_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        slot = t % STAGES
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        t += 1
+        for j in range(j + BLOCK_N, end, BLOCK_N):
+            v_row = k_row
+            k_row = kv_row + (j - k_first)
+            slot = t % STAGES
+            mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+            mbarrier.expect(kv_ready.index(slot), BLOCK_N * 128 * 2)
+            load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+            load_box(V_DESC0, [b, h_kv, v_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+            t += 1
+        slot = t % STAGES
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(V_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
         t += 1
 
     return t
@@ -186,14 +209,13 @@ def produce_sweep0(
 @gluon.jit
 def consume_sweep0(
     program, turn, t, FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
     """One query tile of one head.  This consumer has the tile's rows from FIRST_ROW on."""
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
@@ -244,11 +266,10 @@ def consume_sweep0(
     stop = end
     if j < stop:
         slot = t % STAGES
-        round = (t // STAGES) & 1
-        mbarrier.wait(k_ready.index(slot), round)
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
         k_pos = j + gl.arange(0, BLOCK_N, KEYS)
         s = gl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
         p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
@@ -256,26 +277,24 @@ def consume_sweep0(
         p = p.to(DTYPE)
         t += 1
         for j in range(j + BLOCK_N, stop, BLOCK_N):  # tests k >= row_lo; k <= row_hi
-            last, last_round = slot, round
             slot = t % STAGES
-            round = (t // STAGES) & 1
-            mbarrier.wait(k_ready.index(slot), round)
-            mbarrier.wait(v_ready.index(last), last_round)
+            mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
             s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
-            acc0 = weighted(p, v_smem0.index(last), acc0)
+            acc0 = weighted(p, v_smem0.index(slot), acc0)
             s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            mbarrier.arrive(v_empty.index(last), count=1)
+            mbarrier.arrive(kv_empty.index(slot), count=1)
             k_pos = j + gl.arange(0, BLOCK_N, KEYS)
             s = gl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
             p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
             acc0 = rescaled(acc0, factor)
             p = p.to(DTYPE)
             t += 1
-        mbarrier.wait(v_ready.index(slot), round)
+        slot = t % STAGES
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         acc0 = weighted(p, v_smem0.index(slot), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
-        mbarrier.arrive(v_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
+        t += 1
 
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
@@ -305,16 +324,15 @@ def consume_sweep0(
 @gluon.jit
 def produce_sweep1(
     program, turn, t,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
-    """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
+    """Queries, keys and values of query tile number `turn`; t: entries so far, returned with those of this one."""
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -350,17 +368,29 @@ def produce_sweep1(
     y0 = x0
     y1_first = ((k_first - x0 + 7) >> 3)
     end = gl.where((live_rows > 0), gl.minimum(((k_last - x0) >> 3), x1_last - 1) + 1 - y1_first, 0)
-    for j in range(0, end, BLOCK_N):
+    if 0 < end:
+        j = 0
+        k_top = (y1_first + j - (k_first >> 3)).to(gl.int32)
+        k_low = y0
         slot = t % STAGES
-        round = (t // STAGES) & 1
-        top = (y1_first + j - (k_first >> 3)).to(gl.int32)
-        low = y0
-        mbarrier.wait(k_empty.index(slot), round ^ 1)
-        mbarrier.expect(k_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(K_EVERY8_0, [b, h_kv, top, low, 0], k_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
-        mbarrier.wait(v_empty.index(slot), round ^ 1)
-        mbarrier.expect(v_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(V_EVERY8_0, [b, h_kv, top, low, 0], v_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(K_EVERY8_0, [b, h_kv, k_top, k_low, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
+        t += 1
+        for j in range(j + BLOCK_N, end, BLOCK_N):
+            v_top, v_low = k_top, k_low
+            k_top = (y1_first + j - (k_first >> 3)).to(gl.int32)
+            k_low = y0
+            slot = t % STAGES
+            mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+            mbarrier.expect(kv_ready.index(slot), BLOCK_N * 128 * 2)
+            load_box(K_EVERY8_0, [b, h_kv, k_top, k_low, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
+            load_box(V_EVERY8_0, [b, h_kv, v_top, v_low, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
+            t += 1
+        slot = t % STAGES
+        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(V_EVERY8_0, [b, h_kv, k_top, k_low, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N // 1, 1, 64]))
         t += 1
 
     return t
@@ -369,14 +399,13 @@ def produce_sweep1(
 @gluon.jit
 def consume_sweep1(
     program, turn, t, FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
     """One query tile of one head: takes OUT and LSE up from the launch before.  This consumer has the tile's rows from FIRST_ROW on."""
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
@@ -454,11 +483,10 @@ def consume_sweep1(
     stop = end
     if j < stop:
         slot = t % STAGES
-        round = (t // STAGES) & 1
-        mbarrier.wait(k_ready.index(slot), round)
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(k_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
         first_key = y0 + 8 * (y1_first + j)
         k_pos = first_key + k_rows.to(POSITION)
         y1 = y1_first + j + n
@@ -469,16 +497,12 @@ def consume_sweep1(
         p = p.to(DTYPE)
         t += 1
         for j in range(j + BLOCK_N, stop, BLOCK_N):  # edges test y1 <= row_hi
-            last, last_round = slot, round
             slot = t % STAGES
-            round = (t // STAGES) & 1
-            mbarrier.wait(k_ready.index(slot), round)
-            mbarrier.wait(v_ready.index(last), last_round)
+            mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
             s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
-            acc0 = weighted(p, v_smem0.index(last), acc0)
+            acc0 = weighted(p, v_smem0.index(slot), acc0)
             s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
-            mbarrier.arrive(k_empty.index(slot), count=1)
-            mbarrier.arrive(v_empty.index(last), count=1)
+            mbarrier.arrive(kv_empty.index(slot), count=1)
             first_key = y0 + 8 * (y1_first + j)
             k_pos = first_key + k_rows.to(POSITION)
             y1 = y1_first + j + n
@@ -488,10 +512,12 @@ def consume_sweep1(
             acc0 = rescaled(acc0, factor)
             p = p.to(DTYPE)
             t += 1
-        mbarrier.wait(v_ready.index(slot), round)
+        slot = t % STAGES
+        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
         acc0 = weighted(p, v_smem0.index(slot), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
-        mbarrier.arrive(v_empty.index(slot), count=1)
+        mbarrier.arrive(kv_empty.index(slot), count=1)
+        t += 1
 
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
@@ -528,14 +554,13 @@ def consume_sweep1(
 
 @gluon.jit
 def producer(
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
     """All programs' queries, keys and values of this multiprocessor, one tile after the other."""
     t = gl.to_tensor(0)
@@ -545,60 +570,59 @@ def producer(
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = produce_sweep0(
                     program, turn, t,
-                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                    relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                    BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                 )
                 turn += 1
         else:
             produce_sweep0(
                 gl.program_id(0), turn, t,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
             )
     elif SWEEP == 1:
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = produce_sweep1(
                     program, turn, t,
-                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                    relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                    BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                 )
                 turn += 1
         else:
             produce_sweep1(
                 gl.program_id(0), turn, t,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
             )
 
 
 @gluon.jit
 def consumer(
     FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-    relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
-    SWEEP: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr,
+    GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, SWEEP: gl.constexpr,
 ):
     """64 rows of every program's tile."""
     t = gl.to_tensor(0)
@@ -608,46 +632,46 @@ def consumer(
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = consume_sweep0(
                     program, turn, t, FIRST_ROW,
-                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                    relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                    BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                 )
                 turn += 1
         else:
             consume_sweep0(
                 gl.program_id(0), turn, t, FIRST_ROW,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
             )
     elif SWEEP == 1:
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = consume_sweep1(
                     program, turn, t, FIRST_ROW,
-                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                    LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                    stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                    stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                    has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                    relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                    Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                    BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                 )
                 turn += 1
         else:
             consume_sweep1(
                 gl.program_id(0), turn, t, FIRST_ROW,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
             )
 
 
@@ -669,18 +693,14 @@ def attend_forward_hopper(
     v_smem0 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
     q_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    kv_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(STAGES):
-        mbarrier.init(k_ready.index(i), count=1)
-        mbarrier.init(k_empty.index(i), count=CONSUMERS)
-        mbarrier.init(v_ready.index(i), count=1)
-        mbarrier.init(v_empty.index(i), count=CONSUMERS)
+        mbarrier.init(kv_ready.index(i), count=1)
+        mbarrier.init(kv_empty.index(i), count=CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(
@@ -689,12 +709,12 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                        stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                        stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                        has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                        relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                     ),
                 ),
 
@@ -702,24 +722,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(64),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                        stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                        stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                        has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                        relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                        stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                        stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                        has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                        relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                     ),
                 ),
 
@@ -734,24 +754,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                        stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                        stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                        has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                        relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, k_ready, k_empty, v_ready, v_empty, Q, K, V, OUT,
-                        LSE, Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh,
-                        stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob,
-                        stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts,
-                        has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start,
-                        relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
+                        Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, SWEEP,
                     ),
                 ),
 

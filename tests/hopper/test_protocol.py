@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -15,11 +16,14 @@ SEEDS = 5
 OPERATION = re.compile(
     r"(mbarrier\.(wait|arrive|expect)\((\w+)|fence_async_shared\(|load_box\((\w+)|.* = warpgroup_mma_wait\()"
 )
-# A narrow segment and a window.  Many key tiles a query tile, and rings of two; or fewer than the rings hold, so that
-# the producer can be two query tiles ahead.
-LONG = Run("long", pattern_of(MASKS["sinks"]), 200, 300, heads=5, kv_heads=5, knobs={"PERSISTENT": True, "GROUP_HEADS": 1})  # fmt: skip
+# A narrow segment, which is a guest of a window.  Many key tiles a query tile, and rings of two; or fewer than the rings hold,
+# so that the producer can be two query tiles ahead; or queries behind the last window, which see the sinks alone.
+LONG = Run("long", pattern_of(MASKS["sinks"], align="top_left"), 200, 300, heads=5, kv_heads=5, knobs={"PERSISTENT": True, "GROUP_HEADS": 1})  # fmt: skip
 SHORT = replace(LONG, name="short", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES": 4})
 TIGHT = replace(LONG, name="tight", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES": 2})
+BEHIND = replace(LONG, name="behind", q_len=300, kv_len=100)
+MIXED = replace(LONG, name="mixed", q_len=384, kv_len=192, heads=3, kv_heads=3, knobs={**LONG.knobs, "GROUP_HEADS": 8, "STAGES": 3})  # fmt: skip
+ALL = (LONG, SHORT, TIGHT, BEHIND, MIXED)
 # consumers that gather their queries
 PATTERN, SCHEDULE = gathered_queries()
 GATHERED = replace(LONG, name="gathered", pattern=PATTERN, schedule=SCHEDULE)
@@ -42,9 +46,14 @@ class Operation:
 
 
 def operations(run: Run) -> list[Operation]:
+    return operations_of(lines_of(run))
+
+
+def operations_of(lines: Sequence[str]) -> list[Operation]:
+    """The operations of a text, by its lines."""
     out: list[Operation] = []
     function = ""
-    for i, line in enumerate(lines_of(run)):
+    for i, line in enumerate(lines):
         if found := re.match(r"def (\w+)\(", line):
             function = found[1]
         elif found := OPERATION.match(line.strip()):
@@ -76,14 +85,13 @@ def without(run: Run, line: int) -> str:
 
 
 def test_the_text_as_it_is() -> None:
-    runs = (LONG, SHORT, TIGHT)
-    assert fault_of("\n".join(lines_of(LONG)), runs) == ""
+    assert fault_of("\n".join(lines_of(LONG)), ALL) == ""
     assert fault_of("\n".join(lines_of(GATHERED)), (GATHERED,)) == ""
 
 
 @pytest.mark.parametrize("operation", operations(LONG), ids=str)
 def test_no_operation_can_be_left_out(operation: Operation) -> None:
-    assert fault_of(without(LONG, operation.line), (LONG, SHORT, TIGHT))
+    assert fault_of(without(LONG, operation.line), ALL)
 
 
 FENCES = [o for o in operations(GATHERED) if "fence" in o.name]
@@ -97,26 +105,31 @@ def test_no_fence_can_be_left_out(operation: Operation) -> None:
 def test_the_protocol_has_all_kinds_of_operations() -> None:
     """The two tests above look at something."""
     names = " ".join(o.name for o in operations(LONG))
-    for state, who in (("ready", "consume"), ("empty", "produce")):
-        for tensor in "qkv":
-            assert f"{who}_attend_tile-wait-{tensor}_{state}" in names
-            other = {"ready": "produce_attend_tile-expect", "empty": "consume_attend_tile-arrive"}
-            assert f"{other[state]}-{tensor}_{state}" in names
+    for waits, answers, barriers in (
+        ("consume", "produce_attend_tile-expect", ("q_ready", "ready", "last_ready")),
+        ("produce", "consume_attend_tile-arrive", ("q_empty", "free")),
+    ):
+        for barrier in barriers:
+            assert f"{waits}_attend_tile-wait-{barrier}-" in names
+            assert f"{answers}-{barrier}-" in names
     assert any("consume" in o.name for o in FENCES)
 
 
 # ---------------------------------------------------------------------- wrong operations
 EARLY = re.compile(r"^( *)(.* = warpgroup_mma_wait\(.*)\n((?:\1mbarrier\.arrive\(.*\n)+)", re.M)
 CHANGES = {
-    "a count too low": (r"init\((\w_empty.*)count=CONSUMERS", r"init(\1count=1"),
-    "a count too high": (r"init\((\w_empty.*)count=CONSUMERS", r"init(\1count=CONSUMERS + 1"),
-    "bytes too many": (r"expect\((\w_ready.*) \* 2\)", r"expect(\1 * 4)"),
-    "bytes too few": (r"expect\((\w_ready.*) \* 2\)", r"expect(\1)"),
+    "a count too low": (r"init\((\w_empty.*|free.*)count=CONSUMERS", r"init(\1count=1"),
+    "a count too high": (
+        r"init\((\w_empty.*|free.*)count=CONSUMERS",
+        r"init(\1count=CONSUMERS + 1",
+    ),
+    "bytes too many": (r"expect\((\w*ready.*) \* 2\)", r"expect(\1 * 4)"),
+    "bytes too few": (r"expect\((\w*ready.*) \* 2\)", r"expect(\1)"),
     "the producer waits for its own round": (r"& 1 \^ 1", "& 1"),
-    "consumers wait for the round before": (r"round = (.*) & 1$", r"round = \1 & 1 ^ 1"),
+    "consumers wait for the round before": (r"(wait\(\w*ready.*) & 1\)", r"\1 & 1 ^ 1)"),
     "always the first slot": (r"slot = t % STAGES$", r"slot = t * 0"),
     "arrivals before the product is done": (EARLY.pattern, r"\3\1\2\n"),
-    "a key tile too many": (r"(        t \+= 1\n\n    return t)", r"        t += 1\n\1"),
+    "a key tile too many": (r"(        u \+= 1\n\n    return t, u)", r"        t += 1\n\1"),
 }
 
 
@@ -129,4 +142,4 @@ def test_wrong_operations_are_found(change: str) -> None:
     assert places, "the text has no such line: write this change anew"
     for place in places:
         changed = text[: place.start()] + place.expand(new) + text[place.end() :]
-        assert fault_of(changed, (LONG, SHORT, TIGHT)), f"{change}: {place[0].strip()}"
+        assert fault_of(changed, ALL), f"{change}: {place[0].strip()}"
