@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparsegen import errors as errors
+    from sparsegen import nn as nn
     from sparsegen.artifact.store import Store as Store
     from sparsegen.errors import ArtifactError as ArtifactError
     from sparsegen.errors import CacheMiss as CacheMiss
@@ -42,6 +43,7 @@ _WHERE = {
     "Store": "sparsegen.artifact.store",
     "reference": "sparsegen.spec.reference",
     "merge": "sparsegen.spec.reference",
+    "nn": "sparsegen.nn",
     "errors": "sparsegen.errors",
     "SparsegenError": "sparsegen.errors",
     "SpecError": "sparsegen.errors",

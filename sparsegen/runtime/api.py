@@ -5,23 +5,18 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparsegen.artifact import build as artifacts
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
-from sparsegen.artifact.gradients import (
-    BACKWARD,
-    GradientCompiler,
-    module_of,
-    passes_of,
-    sources_of,
-)
-from sparsegen.artifact.rendering import SOURCE, source_of
+from sparsegen.artifact.manifest import Bucket
+from sparsegen.artifact.rendering import SOURCE, inside, outline_of, source_of
 from sparsegen.artifact.store import Store
 from sparsegen.errors import CacheMiss, InputError
-from sparsegen.launch.backward_kernel import BackwardKernel
+from sparsegen.launch.buckets import BucketKernel
 from sparsegen.launch.kernel import Kernel
 from sparsegen.launch.signature import variants
 from sparsegen.runtime.attend import Attend, ReferenceAttend
@@ -29,8 +24,13 @@ from sparsegen.spec.gpu import Gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
+if TYPE_CHECKING:
+    from sparsegen.artifact.gradients import GradientCompiler
+    from sparsegen.launch.backward_kernel import BackwardKernel
+
 log = logging.getLogger(__name__)
 BACKENDS = ("triton", "reference")
+MISSING = ("error", "build")  # what ``load`` does where an artifact is not there
 
 
 def compile(
@@ -53,7 +53,7 @@ def compile(
             takes the best configuration on record (tuned/ for this GPU, the same architecture, the template's
             default: the artifact says which).  ``full`` measures for ``budget_s`` seconds.
         passes: ``("forward", "backward")`` builds the kernels of gradients at once; default: the passes that ``problem``
-            names, else forward alone.  Gradients are not tuned.
+            names, else forward alone.  Each of the two gradient kernels is tuned as long as the forward one.
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
@@ -61,6 +61,8 @@ def compile(
     when an input requires a gradient for the first time where ``passes`` did not name it.
     Raises ``UnsupportedError`` for what no template can do, ``ToolchainError`` where there is no GPU.
     """
+    from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
+
     found = _pattern(pattern)
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
@@ -88,19 +90,25 @@ def compile(
         log.warning("building %s once more, untuned, for %s", found.name, wanted)
         return build(wanted, "off")
 
-    def build_gradients(wanted: Problem) -> BackwardKernel:
+    def build_gradients(wanted: Problem, level: str) -> BackwardKernel:
         artifact = artifacts.ensure(
-            found, wanted, request.gpu, store=store, builder=GradientCompiler(jobs)
+            found,
+            wanted,
+            request.gpu,
+            tune=level,
+            store=store,
+            builder=GradientCompiler(jobs, full_budget_s=budget_s),
+            progress=_logged(found.name),
         )
         return open_gradients(found, wanted, artifact)
 
     def first_gradients(wanted: Problem) -> BackwardKernel:
         log.warning("building gradients of %s, untuned, for %s", found.name, wanted)
-        return build_gradients(wanted)
+        return build_gradients(wanted, "off")
 
     forward = build(request.problem, tune)
     trains = BACKWARD in passes_of(passes, request.problem)
-    backward = build_gradients(request.problem) if trains else None
+    backward = build_gradients(request.problem, tune) if trains else None
     return Attend(found, request.problem, forward, rebuild, first_gradients, backward)
 
 
@@ -110,21 +118,41 @@ def load(
     *,
     gpu: Gpu | None = None,
     store: Store | None = None,
+    missing: str = "error",
 ) -> Attend:
-    """The callable of a stored artifact, by exact key.  Never builds, tunes or guesses.
+    """The callable of a stored artifact, by exact key.  Never tunes or guesses, and builds only where ``missing`` says so.
 
-    Raises ``CacheMiss``, which says in which field the nearest stored artifact differs.  Gradients are an artifact of
-    their own, opened at the first call that needs them: a ``CacheMiss`` there says how they are built.
+    Args:
+        gpu: the GPU type; default: that of this machine.
+        store: default ``Store()``; ``Store(archive="kernels.tar.gz")`` also looks into one file, which may hold entries
+            for many GPU types.
+        missing: what a miss is: ``error``, or ``build``, which says so in a warning of the log and builds untuned.
+
+    Raises ``CacheMiss``, which names the GPU types that it is built for, or the field in which the nearest stored artifact
+    differs.  Gradients are an artifact of their own, opened at the first call that needs them: a ``CacheMiss`` there says
+    how they are built.
     """
     found = _pattern(pattern)
+    if missing not in MISSING:
+        raise InputError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
     request = artifacts.ask(found, problem, gpu)
-    artifact = artifacts.load(found, request.problem, request.gpu, store=store)
+
+    def stored_or_built(wanted: Problem, builder: Compiler | GradientCompiler) -> Artifact:
+        try:
+            return artifacts.load(found, wanted, request.gpu, store=store, builder=builder)
+        except CacheMiss as error:
+            if missing == "error":
+                raise
+            log.warning("building it now, untuned: %s", error)
+        return artifacts.ensure(found, wanted, request.gpu, store=store, builder=builder)
+
+    artifact = stored_or_built(request.problem, Compiler())
 
     def gradients(wanted: Problem) -> BackwardKernel:
+        from sparsegen.artifact.gradients import GradientCompiler  # a third of a load
+
         try:
-            stored = artifacts.load(
-                found, wanted, request.gpu, store=store, builder=GradientCompiler()
-            )
+            stored = stored_or_built(wanted, GradientCompiler())
         except CacheMiss as error:
             raise CacheMiss(
                 f"gradients are not built ({error}); `sparsegen compile PATTERN --passes forward,backward` builds "
@@ -138,21 +166,38 @@ def load(
 
 def open_kernel(pattern: Pattern, problem: Problem, artifact: Artifact) -> Kernel:
     """The launchable kernel of an artifact; nothing is loaded on the GPU before its first launch."""
-    source = source_of(pattern, problem, artifact)
     decision = artifact.manifest.decision
-    directories = {v.name: artifact.path / v.name for v in decision.variants}
-    return Kernel(source, decision.config, artifact.path / SOURCE, directories)
+    opened = {
+        (b.q_len, b.kv_len): partial(_open, pattern, problem, artifact, b) for b in decision.buckets
+    }
+    first = _open(pattern, problem, artifact)
+    return BucketKernel(first, opened) if opened else first
+
+
+def _open(
+    pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
+) -> Kernel:
+    # where the driver launches a binary (launch.loading) its text is data, else Triton imports it
+    find = outline_of if artifact.key.backend == "cuda" else source_of
+    source = find(pattern, problem, artifact, bucket)
+    decided = artifact.manifest.decision if bucket is None else bucket
+    directories = {v.name: artifact.path / inside(bucket, v.name) for v in decided.variants}
+    module = artifact.path / inside(bucket, SOURCE)
+    return Kernel(source, decided.config, module, directories)
 
 
 def open_gradients(pattern: Pattern, problem: Problem, artifact: Artifact) -> BackwardKernel:
     """The same for the kernels of gradients."""
-    sources, config = sources_of(pattern, problem, artifact), artifact.manifest.decision.config
+    from sparsegen.artifact.gradients import module_of, sources_of
+    from sparsegen.launch.backward_kernel import BackwardKernel
+
+    sources, configs = sources_of(pattern, problem, artifact), artifact.manifest.decision.kernels
     return BackwardKernel(
         sources,
-        dict.fromkeys(sources, config),
+        configs,
         {name: artifact.path / module_of(name) for name in sources},
         {
-            name: {v: artifact.path / name / v for v in variants(source, config)}
+            name: {v: artifact.path / name / v for v in variants(source, configs[name])}
             for name, source in sources.items()
         },
     )

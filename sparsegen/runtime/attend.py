@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError, SpecError
+from sparsegen.launch.capture import refuse_capture
 from sparsegen.launch.kernel import VARIANT_GUARDS, Call, Kernel, Launch
 from sparsegen.launch.tables import random_table
+from sparsegen.runtime import backward as operators
 from sparsegen.runtime.checks import (
     beyond_proof,
     check_device,
@@ -24,6 +26,7 @@ from sparsegen.runtime.checks import (
     check_starts,
     check_tensors,
 )
+from sparsegen.runtime.traced import Traced
 from sparsegen.runtime.training import Backward, Training, wants_gradient
 from sparsegen.spec.fields import LIMIT
 from sparsegen.spec.pattern import Pattern
@@ -60,7 +63,8 @@ class Attend:
         self._ready: dict[Any, Launch] = {}  # layouts of plain calls, checked and prepared
         self._tables: OrderedDict[Any, Any] = OrderedDict()
         self.on_grid = any(node.grid() is not None for _, node in pattern.nodes())
-        self._training = Training(self, gradients)
+        self._training, self._traced = Training(self, gradients), Traced(self)
+        self._traced.add_forward(problem, kernel)
         if backward is not None:
             self._training.add(problem, kernel, backward)
 
@@ -100,10 +104,19 @@ class Attend:
 
         Raises ``TypeError`` for a missing or unknown keyword, ``InputError`` for tensors that do not fit.
         """
+        import torch
+
+        # a launch cannot be traced, an operator can
+        tracing = torch.compiler.is_compiling()
+        if not tracing:  # the operators do both for themselves
+            if torch._C._is_any_autocast_enabled():
+                q, k, v, null_key = operators.autocast(q, k, v, null_key)
+            if torch._C._functorch.maybe_current_level() is not None:
+                operators.refuse_transforms(q, k, v)
         plain = (
             q_start is q_lengths is kv_starts is kv_lengths is out is variant is None  # type: ignore[comparison-overlap]
             and alibi_slopes is sink_logits is null_key is None  # type: ignore[comparison-overlap]
-            and not (k_start or partial)
+            and not (k_start or partial or tracing)
         )
         if plain and not (q.requires_grad or k.requires_grad or v.requires_grad):
             launch = self._ready.get(_layout(q, k, v))
@@ -111,8 +124,9 @@ class Attend:
                 out, lse = _empty(q, v)
                 launch(q, k, v, out, lse)
                 return (out, lse) if return_lse else out
-        if wants_gradient(q, k, v, alibi_slopes, sink_logits, null_key, out):
-            return self._training(
+        wanted = wants_gradient(q, k, v, alibi_slopes, sink_logits, null_key, out)
+        if wanted or tracing:
+            return (self._training if wanted else self._traced)(
                 q,
                 k,
                 v,
@@ -213,8 +227,14 @@ class Attend:
                     f"this artifact was built for {_describe(self.problem)}, the tensors are {_describe(problem)}; "
                     "build it with sparsegen.compile or `sparsegen warm`"
                 )
+            refuse_capture(f"no kernel is built for {_describe(problem)}")
             kernel = self._kernels[_dims(problem)] = self._rebuild(problem)
+            self._traced.add_forward(problem, kernel)
         return kernel
+
+    def prepare_gradients(self) -> None:
+        """Build or load the kernels of gradients for its problem now, and not at the first call that needs them."""
+        self._training.prepare(self.problem)
 
     def any_length(self, kernel: Kernel, q: Any, k: Any, v: Any, call: Call) -> Kernel:
         """A kernel whose proofs hold for every position: once, since a longer call would need it again."""
@@ -224,7 +244,9 @@ class Attend:
                 f"this artifact is proven for {why}; build it with lengths in its problem that reach there"
             )
         asked = reaching(problem_of(self.problem, q, k, v), q.shape[2], k.shape[2])
+        refuse_capture(f"the kernel is proven for {why}")
         rebuilt = self._kernels[_dims(asked)] = self._rebuild(asked)
+        self._traced.add_forward(asked, rebuilt)
         self._checked.clear()
         self._ready.clear()
         if beyond_proof(rebuilt.source, q.shape[2], k.shape[2], call):

@@ -7,13 +7,15 @@ takes tensors, numbers and text, so kernels are registered under a name in this 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch.backward import Gradients, Saved
-from sparsegen.launch.kernel import Call
+from sparsegen.launch.backward_kernel import arguments_of
+from sparsegen.launch.capture import capturing
+from sparsegen.launch.kernel import Call, Kernel
 from sparsegen.launch.tables import random_table
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from sparsegen.codegen.plan import Table
 
 TABLES_KEPT = 32
+LAUNCHES_KEPT = 64  # prepared forward launches of one engine
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,35 @@ class Engine:
     """The kernels of one pattern and one set of dims.
 
     ``forward``: (q, k, v, out, lse, call) as ``launch.Kernel``; ``backward``: (saved, call, wanted) as
-    ``launch.backward_kernel.BackwardKernel``.  ``tables``: those that the kernels draw.
+    ``launch.backward_kernel.BackwardKernel``, or None for calls that want no gradient.  ``tables``: those that the
+    kernels draw.
     """
 
     forward: Callable[[Any, Any, Any, Any, Any, Call], Any]
-    backward: Callable[[Saved, Call, Collection[str]], Gradients]
+    backward: Callable[[Saved, Call, Collection[str]], Gradients] | None
     tables: tuple[Table, ...] = ()
+    _launches: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def run_forward(self, q: Any, k: Any, v: Any, out: Any, lse: Any, call: Call) -> None:
+        """Launch ``forward``.  All about it but addresses is prepared once for tensors of these layouts and arguments."""
+        if not isinstance(self.forward, Kernel):  # a stand-in
+            self.forward(q, k, v, out, lse, call)
+            return
+        tensors = (q, k, v, out)
+        key = (
+            q.device.index,
+            *(t.shape for t in tensors),
+            *(t.stride() for t in tensors),
+            *arguments_of(call),
+        )
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self.forward.prepare(q, k, v, out, call)
+            if not capturing():
+                if len(self._launches) >= LAUNCHES_KEPT:
+                    self._launches.clear()
+                self._launches[key] = launch
+        launch(q, k, v, out, lse)
 
 
 _ENGINES: dict[str, Engine] = {}
@@ -95,6 +121,19 @@ def autocast(q: Any, k: Any, v: Any, null_key: Any) -> tuple[Any, Any, Any, Any]
     return q.to(low), k.to(low), v.to(low), null
 
 
+def refuse_transforms(q: Any, k: Any, v: Any) -> None:
+    """UnsupportedError where a transform of torch.func holds one of these tensors: it has no memory to launch on."""
+    import torch
+
+    if any(map(torch._C._functorch.is_batchedtensor, (q, k, v))):
+        _refuse_vmap(None, None)
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (q, k, v))):
+        raise UnsupportedError(
+            "torch.func's derivatives of sparsegen's attention are not supported: "
+            "use torch.autograd.grad or backward()"
+        )
+
+
 # ---- the operators ----
 
 LEARNED = (
@@ -137,7 +176,7 @@ def _forward(q: Any, k: Any, v: Any, *rest: Any) -> tuple[Any, Any]:
     found, call = _call(q, k, *rest)
     out, lse = _outputs(q, v)
     if q.numel():
-        found.forward(q, k, v, out, lse, call)
+        found.run_forward(q, k, v, out, lse, call)
     return out, lse
 
 
@@ -150,6 +189,8 @@ def _backward(
         every = dict(zip(LEARNED, (q, k, v, *rest[:3])))
         return [every[name].new_zeros(every[name].shape) for name in names]
     found, call = _call(q, k, *given)
+    if found.backward is None:
+        raise InputError("a gradient is wanted of a call that was traced for none: trace it anew")
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     got = found.backward(Saved(q, k, v, out, lse, dout, dlse), call, names)

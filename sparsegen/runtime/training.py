@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparsegen.errors import UnsupportedError
+from sparsegen.launch.capture import refuse_capture
 from sparsegen.launch.kernel import Call
 from sparsegen.runtime import backward as operators
 from sparsegen.runtime.checks import (
@@ -92,7 +93,7 @@ class Training:
 
         source, scale = backward.sources[QUERIES], self._attend.pattern.scale
         made = Trainable(
-            engine=_name(forward, backward.sources, backward.configs),
+            engine=engine_name(forward, backward.sources, backward.configs),
             head_dim=problem.head_dim,
             value_dim=problem.value_dim,
             heads=problem.heads,
@@ -106,6 +107,13 @@ class Training:
         same = lambda t: replace(t, engine="", proofs=()) == replace(made, engine="", proofs=())
         self._made = [made, *(t for t in self._made if not same(t))]
         return made
+
+    def prepare(self, problem: Problem) -> None:
+        """Kernels of both directions for a problem, built or loaded now where they are not here."""
+        dims = (problem.head_dim, problem.value_dim, problem.heads, problem.kv_heads)
+        here = [(t.head_dim, t.value_dim, t.heads, t.kv_heads, str(t.dtype)) for t in self._made]
+        if (*dims, f"torch.{problem.dtype}") not in here:
+            self.add(problem, self._attend.kernel_of(problem), self._kernels(problem))
 
     def __call__(
         self,
@@ -201,6 +209,7 @@ class Training:
                 f"this callable of {self._attend.pattern.name!r} was made without gradients: "
                 "call under torch.no_grad(), or make it with sparsegen.compile"
             )
+        refuse_capture(f"the gradients of {self._attend.pattern.name!r} are not built yet")
         return self._gradients(problem)
 
 
@@ -236,7 +245,7 @@ def _refuse(alibi_slopes: Any, out: Any, variant: str | None) -> None:
         )
 
 
-def _name(
+def engine_name(
     forward: Any, sources: Mapping[str, BackwardSource], configs: Mapping[str, LaunchConfig]
 ) -> str:
     """A digest of texts and configurations: the same in every process."""

@@ -26,7 +26,10 @@ class StandIn:
     """Records what a kernel would have been launched with."""
 
     def __init__(self, most: int | None = None, least: int | None = None, tables: tuple = ()):
-        self.source = SimpleNamespace(max_position=most, min_position=least, tables=tables)
+        self.source = SimpleNamespace(
+            max_position=most, min_position=least, tables=tables, digest=""
+        )
+        self.config = ""
         self.calls: list[tuple[Call, str | None]] = []
 
     def prepare(self, q, k, v, out, call: Call) -> Any:
