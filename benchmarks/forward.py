@@ -1,15 +1,16 @@
 """Forward attention beside FlexAttention and SDPA: one process, interleaved, random data, medians.
 
-    python benchmarks/forward.py [--cases NAME,NAME | plain | structured | long] [--peers all|quick|none] [--kernels all|portable|hopper]
-                                 [--out FILE.json] [--host] [--keep]
+    python benchmarks/forward.py [--cases NAME,NAME | plain | structured | long | dense] [--peers flex|quick|sdpa|cudnn|fa4|none,...]
+                                 [--kernels all|portable|hopper] [--out FILE.json] [--host] [--keep]
 
 For each case the schedules that the compiler proposes are compiled with a short list of configurations (``CONFIGS``),
 checked against the float64 reference on short ragged inputs, and the fastest is measured beside the peers: 0.7 s idle,
 6 ms warm-up, 30 ms measured, five rounds in turns, ratio of medians; the L2 cache is flushed before every launch; then each
 back to back at the power limit.  The floor of a case is the larger of its visible operations at the rate of a matrix
-product and its tensors at the speed of a copy, both measured in the same run.  ``--peers quick`` gives flex, instead of its
-own search of a minute a case, the configurations that this search had chosen before (torch_peers.py): the fastest of them on
-the real mask is measured in turns.  ``--keep`` adds lines to tuned/history.csv.  Setting up the mask costs sparsegen nothing; flex's is timed apart.
+product and its tensors at the speed of a copy, both measured in the same run.  Peers: ``flex`` in both of its modes; ``quick`` gives
+it, instead of its own search of a minute a case, the configurations that this search had chosen before (torch_peers.py), and
+the fastest of them on the real mask is measured in turns; ``sdpa`` where the mask is causal, or ``cudnn`` alone of it; ``fa4`` is FlashAttention-4, which must
+be installed.  ``--keep`` adds lines to tuned/history.csv.  Setting up the mask costs sparsegen nothing; flex's is timed apart.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ import math
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from contender import Contender, compare, history_lines
+from masks import LONG, STRUCTURED, sinks
 
+from sparsegen.bench import flash4
 from sparsegen.bench import torch_peers as peers
+from sparsegen.bench.case import Case, Inputs
 from sparsegen.bench.interleaved import in_turns
-from sparsegen.launch import compile_many
+from sparsegen.codegen import LaunchConfig
+from sparsegen.launch import Job, compile_many
 from sparsegen.paths import data_dir
 from sparsegen.schedule.count import cells
 from sparsegen.spec.gpu import current_gpu
@@ -39,37 +45,7 @@ from sparsegen.tune import history
 from sparsegen.tune.measure import CudaClock
 from sparsegen.tune.winners import current_versions
 
-
-def sinks(window: int, tokens: int) -> dict[str, Any]:
-    return {
-        "all_of": [
-            "causal",
-            {"any_of": [{"window": {"size": window}}, {"sink": {"tokens": tokens}}]},
-        ]
-    }
-
-
-def causal_and(*terms: Any) -> dict[str, Any]:
-    return {"all_of": ["causal", {"any_of": list(terms)}]}
-
-
 SQUARE, SAME = (8, 8), (128, 128)
-STRUCTURED: dict[str, Any] = {
-    "axial": {"axial": {"shape": [256, 128]}},
-    "strided": causal_and({"window": {"size": 128}}, {"strided": {"stride": 128}}),
-    "fixed": causal_and({"chunks": {"size": 128}}, {"columns": {"stride": 128, "width": 8}}),
-    "dilated": {"dilated": {"size": 128, "dilation": 8}},
-    "longformer": {"any_of": [{"window": {"radius": 256}}, {"global": {"tokens": 64}}]},
-    "neighborhood": {"neighborhood": {"shape": [128, 256], "radius": [8, 8]}},
-    "window_1024_sinks_4": sinks(1024, 4),
-    "chunks_8192": {"all_of": ["causal", {"chunks": {"size": 8192}}]},
-    "prefix_2048": {"any_of": ["causal", {"prefix": {"tokens": 2048}}]},
-}
-# The same at 131,072 tokens; grids grow in their first axis.
-LONG = STRUCTURED | {
-    "axial": {"axial": {"shape": [1024, 128]}},
-    "neighborhood": {"neighborhood": {"shape": [512, 256], "radius": [8, 8]}},
-}
 CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
     # name: mask, (heads, kv_heads), (head_dim, value_dim), length
     "causal_16k": ("causal", (16, 16), (128, 128), 16384),
@@ -80,11 +56,35 @@ CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
     "window_4096_sinks_64_128k": (sinks(4096, 64), (8, 8), (128, 128), 131072),
     "causal_d96_16k": ("causal", (16, 16), (96, 96), 16384),
     "causal_d192_128_16k": ("causal", (16, 16), (192, 128), 16384),
+    "window_4096_sinks_64_64k": (sinks(4096, 64), (8, 8), (128, 128), 65536),
+    # beside hand-written kernels
+    "causal_2k": ("causal", (8, 8), (128, 128), 2048),
+    "causal_4k": ("causal", (8, 8), (128, 128), 4096),
+    "causal_8k": ("causal", (16, 16), (128, 128), 8192),
+    "causal_32k": ("causal", (8, 8), (128, 128), 32768),
+    "causal_16k_gqa": ("causal", (64, 8), (128, 128), 16384),
+    "causal_16k_ragged": ("causal", (16, 16), (128, 128), 15384),
+    "causal_d64_16k": ("causal", (16, 16), (64, 64), 16384),
+    "causal_d256_16k": ("causal", (16, 16), (256, 256), 16384),
+    "window_4096_64k_gqa": ({"window": {"size": 4096}}, (64, 8), (128, 128), 65536),
+    "window_1024_64k_gqa": ({"window": {"size": 1024}}, (64, 8), (128, 128), 65536),
+    "window_4096_64k_ragged": ({"window": {"size": 4096}}, (8, 8), (128, 128), 64536),
+    "window_1024_64k_ragged": ({"window": {"size": 1024}}, (8, 8), (128, 128), 64536),
     **{f"{name}_32k": (mask, SQUARE, SAME, 32768) for name, mask in STRUCTURED.items()},
     **{f"{name}_128k": (mask, SQUARE, SAME, 131072) for name, mask in LONG.items()},
 }
 GROUPS = {
-    "plain": [n for n in CASES if n.endswith(("16k", "gqa", "64k", "sinks_64_128k"))],
+    "plain": [
+        "causal_16k",
+        *(f"window_{n}" for n in ("4096_32k_gqa", "1024_64k", "4096_64k", "1024_sinks_4_64k")),
+        "window_4096_sinks_64_128k",
+        *("causal_d96_16k", "causal_d192_128_16k"),
+    ],
+    "dense": [
+        *(f"causal_{n}" for n in ("2k", "4k", "8k", "16k", "32k", "16k_gqa", "16k_ragged")),
+        *(f"causal_{n}_16k" for n in ("d64", "d96", "d192_128", "d256")),
+        *(f"window_{w}_64k{n}" for w in (1024, 4096) for n in ("", "_gqa", "_ragged")),
+    ],
     "structured": [n for n in CASES if n.endswith("_32k")],
     "long": [f"{n}_128k" for n in LONG],
 }
@@ -99,9 +99,11 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     LARGE,
     WARPS | {"GROUP_HEADS": 1},
     WARPS | {"STAGES": 2},
+    WARPS | {"STAGES": 2, "GROUP_HEADS": 4},
     WARPS | {"STAGES": 2, "PERSISTENT": True},
     WARPS | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
     WARPS | {"BLOCK_N": 64, "PERSISTENT": True, "GROUP_HEADS": 1},
+    WARPS | {"BLOCK_N": 64, "STAGES": 2},
     HALF | {"GROUP_HEADS": 1},
     HALF | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
 )
@@ -153,13 +155,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", default="plain")
-    parser.add_argument("--peers", choices=["all", "quick", "none"], default="all")
+    parser.add_argument(
+        "--peers", default="flex,sdpa", help="flex, quick, sdpa, cudnn, fa4; or none"
+    )
     parser.add_argument("--kernels", choices=["all", "portable", "hopper"], default="all")
     parser.add_argument("--out", default="forward.json")
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--host", action="store_true", help="also measure the host time of a call")
     options = parser.parse_args()
     names = [m for n in options.cases.split(",") if n for m in GROUPS.get(n, [n])]
+    which = set(options.peers.split(","))
+    if unknown := which - {"flex", "quick", "sdpa", "cudnn", "fa4", "none"}:
+        parser.error(f"--peers: no such peer: {', '.join(sorted(unknown))}")
     gpu = current_gpu()
     assert gpu is not None, "a GPU is needed"
     clock = CudaClock(gpu.l2_bytes)
@@ -172,10 +179,16 @@ def main() -> None:
     wanted = ("portable", "hopper") if options.kernels == "all" else (options.kernels,)
     configs = [c for c in CONFIGS if c.get("KERNEL", "portable") in wanted]
     jobs = [(made, job) for made in cases for job in made.jobs(gpu, configs, folder)]
+    first = {_binary(job): job for _, job in reversed(jobs)}  # cases of one text share binaries
     print(f"schedules chosen in {time.time() - start:.0f} s", flush=True)
     start = time.time()
-    outcomes = compile_many([job for _, job in jobs])
-    print(f"compiled {len(jobs)} kernels in {time.time() - start:.0f} s", flush=True)
+    done = dict(zip(first, compile_many(list(first.values()))))
+    outcomes = [
+        replace(made, job=replace(made.job, source=job.source))
+        for _, job in jobs
+        for made in [done[_binary(job)]]
+    ]
+    print(f"compiled {len(first)} kernels in {time.time() - start:.0f} s", flush=True)
     results: dict[str, Any] = {"versions": current_versions(), "gpu": gpu.name, "date": _now()}
     results["rates"] = rates()
     print("rates:", results["rates"], flush=True)
@@ -184,7 +197,7 @@ def main() -> None:
         print("host time of a call, us:", results["host_us"], flush=True)
     for made in cases:
         mine = [o for o, (m, _) in zip(outcomes, jobs) if m is made]
-        results[made.name] = row = _one(made, mine, gpu, clock, results["rates"], options.peers)
+        results[made.name] = row = _one(made, mine, gpu, clock, results["rates"], which)
         Path(options.out).write_text(json.dumps(results, indent=1))
         if options.keep:
             lines = history_lines(made, gpu, row, results["versions"], results["date"])
@@ -198,7 +211,7 @@ def _one(
     gpu: Any,
     clock: CudaClock,
     rate: dict[str, float],
-    which: str,
+    which: set[str],
 ) -> dict[str, Any]:
     """One case: the fastest configuration beside the peers, and how far from its floor."""
     inputs = made.tensors(made.length, made.length)
@@ -206,9 +219,9 @@ def _one(
     print(f"== {made.name}: {share:.4f} of the cells are visible", flush=True)
     kernel, config = made.fastest(outcomes, gpu, clock, inputs)
     others: dict[str, Any] = {}
-    if which == "all":
+    if "flex" in which:
         others |= peers.flex(made.pattern, *inputs)
-    elif which == "quick":
+    elif "quick" in which:
         modes = peers.quick_modes(made.problem.head_dim)
         compiled = made.length > 65536  # uncompiled, the mask takes length squared bytes and more
         found = peers.flex(made.pattern, *inputs, modes=modes, mask_time=compiled)
@@ -216,8 +229,18 @@ def _one(
         print("    flex:", {n: round(us, 1) for n, us in looks.items()}, flush=True)
         fastest = min(looks, key=lambda n: looks[n])
         others[fastest] = found[fastest]
-    if which != "none" and made.name.startswith("causal"):
-        others |= peers.sdpa(*inputs)
+    if which & {"sdpa", "cudnn"} and made.name.startswith("causal"):
+        found = peers.sdpa(*inputs)
+        others |= {n: x for n, x in found.items() if "sdpa" in which or n == "cudnn"}
+    if "fa4" in which:
+        case = Case(made.pattern, made.problem)
+        try:
+            launch = flash4.launch_of(case, Inputs(*inputs, {}))[0]
+            launch()
+        except Exception as error:  # a compiler of its own, which may refuse a case in any way
+            peers.printed("fa4", str(error))
+        else:
+            others["fa4"] = launch
     row = compare(made, kernel, config, clock, inputs, others)
     floor = {
         "matmul": 1e6 * made.flop / rate["matmul"],
@@ -245,6 +268,10 @@ def _longer(made: Contender, kernel: Any, clock: CudaClock, own_us: float) -> di
     by_length = math.log(us / own_us, 4)
     print(f"  at {length}: {us:.1f} us, cells^{by_cells:.2f}, length^{by_length:.2f}", flush=True)
     return {"length": length, "us": us, "cells": visible, "exponent": by_length}
+
+
+def _binary(job: Job) -> tuple[str, LaunchConfig]:
+    return job.source.digest, job.config
 
 
 def _now() -> str:

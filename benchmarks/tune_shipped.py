@@ -1,7 +1,8 @@
 """Tune every shipped pattern that compiles, one problem each, and keep the winners in tuned/.
 
-    python benchmarks/tune_shipped.py [--trials 8] [--seconds 10] [--stop-after 300] [PATTERN ...]
+    python benchmarks/tune_shipped.py [--passes forward|backward] [--trials 8] [--seconds 10] [--stop-after 300] [PATTERN ...]
 
+``--passes backward`` tunes both gradient kernels of each pattern, one after the other.
 Each pattern is tuned by the tuner itself: its study, its checks, its interleaved rounds, its noise.  To make the most of
 a GPU that is there for minutes, the kernels of the first ``--trials`` configurations (``STARTS``, on every candidate
 schedule) are compiled beforehand for all patterns at once, and all candidates run in this process: one that crashes the
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsegen.codegen import LaunchConfig
+from sparsegen.codegen.gradient_template import PARTS
 from sparsegen.errors import TuneError, UnsupportedError
 from sparsegen.launch import Job, compile_many
 from sparsegen.spec.gpu import current_gpu
@@ -25,6 +27,7 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.shipped import shipped_patterns
 from sparsegen.tune.candidates import Compiled
+from sparsegen.tune.gradient_target import GradientTarget
 from sparsegen.tune.lane import Outcome
 from sparsegen.tune.measure import Turns, measure
 from sparsegen.tune.prune import CompileResult, too_much
@@ -49,15 +52,27 @@ STARTS: tuple[dict[str, Any], ...] = (
 )
 
 
+GRADIENTS: tuple[dict[str, Any], ...] = (  # of both kernels, beside what the template suggests
+    {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "STAGES": 2},
+    {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "STAGES": 3},
+    {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "STAGES": 2},
+    {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "STAGES": 3},
+)
+
+
 def starts(target: KernelTarget) -> list[LaunchConfig]:
-    """The template's default and ``STARTS`` on every candidate schedule, as the study writes them; valid ones only."""
+    """The template's default and what is tried first on every candidate schedule, as the study writes it; valid ones only."""
     space = Space(target.knobs)
     plain = target.template.default(target.problem, target.gpu).as_dict()
+    gradients = isinstance(target, GradientTarget)
     wanted = [
         joined(LaunchConfig.of(plain | change), label, target.labels)
-        for change in ({}, *STARTS)
+        for change in ({}, *(GRADIENTS if gradients else STARTS))
         for label in target.labels
     ]
+    if gradients:
+        n = len(target.labels)
+        wanted = [*wanted[:n], *target.starts, *wanted[n:]]
     found = [space.canonical(c.as_dict()) for c in wanted]
     return list(dict.fromkeys(c for c in found if target.invalid(c) is None))
 
@@ -139,6 +154,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("patterns", nargs="*")
+    parser.add_argument("--passes", choices=["forward", "backward"], default="forward")
     parser.add_argument("--trials", type=int, default=8, help="configurations of each pattern")
     parser.add_argument("--seconds", type=float, default=10.0, help="search time of each pattern")
     parser.add_argument(
@@ -148,11 +164,16 @@ def main() -> None:
     gpu = current_gpu()
     assert gpu is not None, "a GPU is needed"
     started, root = time.time(), Path(tempfile.mkdtemp())
-    targets = {}
+    targets: dict[str, KernelTarget] = {}
     for name in options.patterns or sorted(shipped_patterns()):
         pattern = Pattern.from_yaml(name)
+        asked = pattern, pattern.problem or Problem(), gpu
         try:
-            targets[name] = KernelTarget.of(pattern, pattern.problem or Problem(), gpu)
+            if options.passes == "forward":
+                targets[name] = KernelTarget.of(*asked)
+            else:
+                for part in PARTS:
+                    targets[f"{name}-{part}"] = GradientTarget.for_part(*asked, part)
         except UnsupportedError as error:
             print(f"{name}: {error}", flush=True)
     wanted = {

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparsegen.cli import bench, build, look, report, store
+from sparsegen.cli import bench, build, look, report, store, tuning
 from sparsegen.errors import SparsegenError
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app.command("patterns")(look.patterns)
 app.command("schema")(look.schema)
 app.command("doctor")(look.doctor)
 app.command("compile")(build.compile)
-app.command("tune")(build.tune)
+app.command("tune")(tuning.tune)
 app.command("bench")(bench.bench)
 app.command("warm")(build.warm)
 app.command("check")(build.check)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from sparsegen.cli.look import Json, PatternName
-from sparsegen.cli.output import emit, progress, table
+from sparsegen.cli.output import emit, progress
 
 Level = Literal["off", "quick", "full"]
 Jobs = Annotated[
@@ -72,33 +72,6 @@ def compile(
     with progress(f"compile {pattern}") as report:
         built = build(pattern, gpu=gpu, progress=report, **options)  # type: ignore[arg-type]
     emit(built.as_dict(), as_json, built.text())
-
-
-def tune(
-    patterns: Annotated[
-        list[str], typer.Argument(metavar="PATTERN...", help="Files or shipped names.")
-    ],
-    storage: Annotated[
-        str | None, typer.Option(help="SQLite file or database URL of the study.")
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(min=1, help="Seconds a pattern; default: about two minutes.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Write the winners to tuned/.")] = False,
-    jobs: Jobs = None,
-    as_json: Json = False,
-) -> None:
-    """Measure configurations on the GPU here.
-
-    The same command again goes on where it was: nothing is measured twice.
-    """
-    from sparsegen.report.tuning import tune_one
-
-    rows = [tune_one(p, storage=storage, budget_s=budget, keep=keep, jobs=jobs) for p in patterns]
-    header = ("pattern", "best_us", "default_us", "measured", "config", "how")
-    lines = [table(header, [[r[name] for name in header] for r in rows])]
-    lines += [f"{r['pattern']}: schedule: {r['schedule']}" for r in rows]
-    emit(rows, as_json, "\n".join(lines))
 
 
 def warm(

@@ -10,7 +10,7 @@ from sparsegen.artifact.build import Progress, ask, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
-from sparsegen.artifact.manifest import Considered
+from sparsegen.artifact.manifest import Considered, Decision
 from sparsegen.artifact.store import Store
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
@@ -63,6 +63,7 @@ def _decided(artifact: Artifact) -> dict[str, Any]:
         "candidates": [asdict(c) for c in decision.candidates],
         "predicted_for": decision.predicted_for,
         "config": decision.config.as_dict(),
+        "kernels": {name: c.as_dict() for name, c in decision.kernels.items()},
         "chosen_by": decision.chosen_by,
         "tune": decision.tune,
         "time_us": decision.time_us,
@@ -76,7 +77,7 @@ def _lines(artifact: Artifact) -> list[str]:
     decision = artifact.manifest.decision
     lines = [
         f"schedule       {among(decision.label, decision.candidates)}",
-        f"configuration  {decision.config}",
+        *_configurations(decision),
         f"chosen by      {decision.chosen_by}",
     ]
     for v in decision.variants:
@@ -84,6 +85,13 @@ def _lines(artifact: Artifact) -> list[str]:
         registers = "" if v.registers is None else f"{v.registers} registers{spills}, "
         lines.append(f"variant        {v.name}: {registers}{v.shared_bytes} bytes shared memory")
     return [*lines, f"artifact       {artifact.path}"]
+
+
+def _configurations(decision: Decision) -> list[str]:
+    """That of the kernel, or of each where there are several."""
+    if not decision.kernels:
+        return [f"configuration  {decision.config}"]
+    return [f"configuration  {name}: {config}" for name, config in decision.kernels.items()]
 
 
 def among(label: str, candidates: Iterable[Considered]) -> str:
@@ -121,7 +129,7 @@ def build(
 
     ``gpu``: a name or alias; ``None`` for the one here.  ``tune``: ``off``, ``quick`` or ``full`` (``budget_s`` seconds);
     ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.  ``passes``: see
-    ``artifact.gradients.passes_of``; gradients are not tuned.
+    ``artifact.gradients.passes_of``; each gradient kernel is tuned at that level too.
     Errors are those of ``artifact.build.ensure``.
     """
     spec = Pattern.from_yaml(pattern)
@@ -134,6 +142,10 @@ def build(
     artifact = ensure(
         spec, None, wanted, tune=level, store=store, builder=builder, progress=progress
     )
-    trained = GradientCompiler(jobs)
-    gradients = ensure(spec, None, wanted, store=store, builder=trained) if trains else None
+    if not trains:
+        return Built(artifact, here)
+    trained = GradientCompiler(jobs, full_budget_s=budget_s)
+    gradients = ensure(
+        spec, None, wanted, tune=level, store=store, builder=trained, progress=progress
+    )
     return Built(artifact, here, gradients)

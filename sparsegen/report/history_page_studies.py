@@ -119,6 +119,7 @@ def _of_storage(storage: Storage, source: str | None) -> list[Convergence]:
             found.append(convergence(study.study_name, source or storage.where, trials))
     finally:
         storage.backend.remove_session()
+        storage.close()
     return sorted(found, key=lambda c: (c.source, c.name))
 
 

@@ -127,7 +127,8 @@ def _stale(
     reasons = store.mismatches(row, pattern.digest(), template.digest)
     if SCHEDULE in row.config:
         try:
-            split(LaunchConfig.of(row.config), labels_of_row(pattern, row.problem))
+            labels = labels_of_row(pattern, row.problem, row.template)
+            split(LaunchConfig.of(row.config), labels)
         except TuneError as error:
             reasons.append(str(error))
         except SparsegenError as error:  # the pattern cannot be scheduled at these lengths any more
@@ -136,8 +137,6 @@ def _stale(
 
 
 def _templates() -> dict[str, Template]:
-    from sparsegen.codegen import load_template
-    from sparsegen.paths import data_dir
+    from sparsegen.codegen.gradient_template import tuned_templates
 
-    folders = sorted(p for p in data_dir("templates").iterdir() if p.is_dir())
-    return {p.name: load_template(p.name) for p in folders}
+    return tuned_templates()

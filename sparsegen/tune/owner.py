@@ -23,6 +23,7 @@ def open_session() -> dict[str, str | int]:
     return {
         "host": socket.gethostname(),
         "boot": _boot(),
+        "ids": _ids(),
         "pid": pid,
         "started": _started(pid),
         "session": session,
@@ -34,13 +35,18 @@ def close_session(owner: Mapping[str, str | int]) -> None:
     _OPEN.discard(str(owner["session"]))
 
 
-def alive(owner: Mapping[str, str | int], since: datetime.datetime | None) -> bool:
+def alive(
+    owner: Mapping[str, str | int], since: datetime.datetime | None, many_hosts: bool = False
+) -> bool:
     """Whether the owner of a trial that began at ``since`` can still finish it.
 
     A process id alone is not enough: ids are used again, after a restart often at once (1 in a container), so the
-    start time and the boot are compared too.
+    start time and the boot are compared too.  Containers of one host may share its name and number processes anew.
+    ``many_hosts``: another boot under our name may be another machine (all called localhost), and not our own
+    before a restart.
     """
-    if owner["host"] != socket.gethostname():
+    elsewhere = owner["host"] != socket.gethostname() or owner.get("ids", _ids()) != _ids()
+    if elsewhere or (many_hosts and owner["boot"] != _boot()):
         return age_s(since) < _FOREIGN_S
     pid = int(owner["pid"])
     if owner["boot"] != _boot() or owner["started"] != _started(pid):
@@ -58,6 +64,14 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
+
+
+def _ids() -> str:
+    """The namespace that process ids here belong to; "" where there are none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> str:

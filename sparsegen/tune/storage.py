@@ -3,7 +3,8 @@
 SQLite fails in three ways under several writers: two processes create the tables at once, a write finds the file
 locked, and a reader (a dashboard) blocks every writer.  Against the first, everything that writes holds a lock file
 beside the database; against the second, each operation is tried again until a deadline; against the third, the
-write-ahead log is switched on where the folder is local (it does not work across hosts).
+write-ahead log is switched on where the folder is local (it does not work across hosts).  What a database with a server needs
+stands in ``server``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from sparsegen.errors import TuneError
+from sparsegen.tune import server
 
 if TYPE_CHECKING:
     import filelock
     import optuna
+    import sqlalchemy
 
 Result = TypeVar("Result")
 
@@ -42,7 +45,7 @@ class Storage:
     """An opened storage.
 
     ``where`` is what a person may read (no password); ``path`` is set for SQLite; ``backend`` is Optuna's.
-    ``patience_s`` bounds every wait for a lock.
+    ``patience_s`` bounds every wait for a lock or for a server.  ``turn`` and ``heartbeat`` are of a server.
     """
 
     where: str
@@ -50,20 +53,32 @@ class Storage:
     backend: optuna.storages.BaseStorage
     patience_s: float
     lock: filelock.BaseFileLock | None = None  # one object, so that the owner may take it again
+    turn: server.Turn | None = None
+    heartbeat: server.Heartbeat | None = None
 
-    def locked(self) -> AbstractContextManager[object]:
-        """One process at a time (SQLite); databases with a server do their own locking.
+    def locked(self, study: str = "") -> AbstractContextManager[object]:
+        """One process at a time: in the whole file (SQLite), in one study (a server).
 
         Raises:
             StorageBusy: another process held the lock for more than ``patience_s``.
         """
+        if self.turn is not None:
+            return _in_turn(self.turn, study, self.where, self.patience_s)
         if self.lock is None:
             return contextlib.nullcontext()
         return _holding(self.lock, self.where, self.patience_s)
 
     def patiently(self, operation: Callable[[], Result]) -> Result:
-        """``operation()``, tried again while the database is locked, until ``patience_s`` are over."""
+        """``operation()``, tried again while the database is locked or away, until ``patience_s`` are over."""
         return _patiently(operation, self.patience_s, self.where)
+
+    def close(self) -> None:
+        """Close the connections to a server; a file needs no closing."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+        if self.turn is not None:
+            self.turn.close()
+            self.backend.remove_session()
 
 
 def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Storage:
@@ -83,10 +98,10 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
     if storage is None:
         memory = optuna.storages.InMemoryStorage()
         return Storage("memory (lost when this process ends)", None, memory, patience_s)
-    url, path, shown = _address(storage)
-    if path is None:
-        backend = _open(url, {"pool_pre_ping": True}, shown)
-        return Storage(shown, None, backend, patience_s)
+    found = _address(storage)
+    if not isinstance(found, Path):
+        return _open_server(found, patience_s)
+    path, url, shown = found, f"sqlite:///{found}", str(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,7 +109,9 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
 
     def create() -> optuna.storages.RDBStorage:
         _write_ahead(path)
-        return _open(url, {"connect_args": {"timeout": min(_BUSY_S, patience_s)}}, shown)
+        kwargs = {"connect_args": {"timeout": min(_BUSY_S, patience_s)}}
+        with _explained(shown):
+            return optuna.storages.RDBStorage(url, engine_kwargs=kwargs)
 
     lock = filelock.FileLock(f"{path}.lock")
     with _holding(lock, shown, patience_s):
@@ -102,35 +119,44 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
     return Storage(shown, path, backend, patience_s, lock)
 
 
-def _address(storage: str | Path) -> tuple[str, Path | None, str]:
-    """(URL for SQLAlchemy, path of a SQLite file or None, the URL without its password)."""
-    import sqlalchemy
-
+def _address(storage: str | Path) -> Path | sqlalchemy.URL:
+    """The absolute path of a SQLite file, or the URL of anything else."""
     text = str(storage)
     if "://" not in text:
-        path = Path(text).expanduser().absolute()
-        return f"sqlite:///{path}", path, str(path)
-    try:
-        url = sqlalchemy.engine.make_url(text)
-    except sqlalchemy.exc.ArgumentError as error:
-        raise TuneError(f"--storage {text!r} is neither a path nor a database URL") from error
+        return Path(text).expanduser().absolute()
+    url = server.address(text)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-        path = Path(str(url.database)).absolute()
-        return f"sqlite:///{path}", path, str(path)
-    return text, None, url.render_as_string(hide_password=True)
+        return Path(str(url.database)).absolute()
+    return url
 
 
-def _open(url: str, engine_kwargs: dict[str, Any], shown: str) -> optuna.storages.RDBStorage:
+def _open_server(url: sqlalchemy.URL, patience_s: float) -> Storage:
+    """Connect once, for a clear error; then make the tables, one process at a time."""
+    shown = server.shown(url)
+    with _explained(shown, url):
+        turn = server.Turn(url, patience_s)
+        with turn.held("tables"):
+            backend = server.backend(url)
+    return Storage(shown, None, backend, patience_s, turn=turn, heartbeat=server.Heartbeat(backend))
+
+
+@contextlib.contextmanager
+def _explained(shown: str, url: sqlalchemy.URL | None = None) -> Iterator[None]:
+    """What fails while a storage is opened, as one sentence; a locked file is the caller's."""
     import optuna
     import sqlalchemy
 
     try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=engine_kwargs)
+        yield
     except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-        raise TuneError(f"the driver of {shown} is not installed: {error}") from error
-    except (sqlalchemy.exc.DatabaseError, optuna.exceptions.StorageInternalError) as error:
+        cure = ": pip install 'sparsegen[postgres]'" if shown.startswith("postgresql:") else ""
+        raise TuneError(f"the driver of {shown} is not installed: {error}{cure}") from error
+    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         if _is_locked(error):
             raise
+        if url is not None:  # the chain is cut: drivers repeat what they were given, a password too
+            said = server.failure(error, url)
+            raise TuneError(f"cannot use {shown} as a study: {said}") from None
         raise TuneError(
             f"cannot use {shown} as a study: {_cause(error)}; give another --storage, or move it away"
         ) from error
@@ -183,20 +209,28 @@ def _holding(lock: filelock.BaseFileLock, where: str, patience_s: float) -> Iter
         lock.release()
 
 
+@contextlib.contextmanager
+def _in_turn(turn: server.Turn, study: str, where: str, patience_s: float) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        _patiently(lambda: stack.enter_context(turn.held(study)), patience_s, where)
+        yield
+
+
 def _patiently(operation: Callable[[], Result], patience_s: float, where: str) -> Result:
     end = time.monotonic() + patience_s
     while True:
         try:
             return operation()
         except Exception as error:
-            if not _is_locked(error):
+            locked = _is_locked(error)
+            if not locked and not server.is_passing(error):
                 raise
             if time.monotonic() >= end:
+                how = "is locked by another process for" if locked else "did not answer for"
                 raise StorageBusy(
-                    f"the study {where} is locked by another process for more than "
-                    f"{patience_s:.0f} s"
+                    f"the study {where} {how} more than {patience_s:.0f} s"
                 ) from error
-            _LOG.debug("%s is locked; trying again", where)
+            _LOG.debug("%s is locked or away; trying again", where)
             time.sleep(0.05 + random.random() * 0.2)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sparsegen.codegen.knobs import LaunchConfig, Value
 from sparsegen.errors import ArtifactError, TuneError
 from sparsegen.paths import data_dir
+from sparsegen.tune import untuned
 from sparsegen.tune.schedules import SCHEDULE, joined, split
 from sparsegen.tune.space import Space
 
@@ -147,8 +148,8 @@ def lookup(
 ) -> tuple[LaunchConfig, str]:
     """The best known configuration, with the schedule where there is a choice, and the step that found it.
 
-    Steps: "exact GPU" (this problem was measured), "exact GPU, nearest problem (...)", "same architecture (...)",
-    "template default".  A row of another head_dim, value_dim or dtype is never used, nor one that the template
+    Steps: "exact GPU" (this problem was measured), "rule of the GPU (...)" (the rule file, where it knows of such
+    problems), "exact GPU, nearest problem (...)", "same architecture (...)", "template default".  A row of another head_dim, value_dim or dtype is never used, nor one that the template
     calls invalid here, nor, with a warning, one whose schedule is no candidate.  A row without a schedule, measured when
     there was nothing to choose, is used for the best prediction.  A row made for another version of the pattern or
     the template is used with a warning.  The step is logged once.
@@ -161,7 +162,11 @@ def lookup(
     q_len, kv_len = lengths or next(iter(problem.lengths), (0, 0))
     wanted = Measured.of(problem, q_len, kv_len)
     place = f"{pattern.name} on {gpu.name}"
-    for step, row in _steps(root or data_dir("tuned"), pattern, wanted, gpu, template.name):
+    root = root or data_dir("tuned")
+    by_rule = _by_rule(root, pattern, problem, wanted, gpu, template, labels)
+    for step, row in _steps(root, pattern, wanted, gpu, template.name):
+        if row.problem != wanted and (found := next(by_rule, None)):
+            return found
         config = _usable(row, problem, gpu, template, labels, place)
         if config is not None:
             for mismatch in mismatches(row, pattern.digest(), template.digest):
@@ -170,10 +175,35 @@ def lookup(
                 )
             _log_once(f"{place}: configuration by {step}")
             return config, step
+    if found := next(by_rule, None):
+        return found
     _log_once(f"{place}: configuration by template default")
     default = template.default(problem, gpu)
     config = Space(tuple(template.knobs)).canonical(default.as_dict())
     return joined(config, labels[0], labels), "template default"
+
+
+def _by_rule(
+    root: Path,
+    pattern: Pattern,
+    problem: Problem,
+    wanted: Measured,
+    gpu: Gpu,
+    template: Template,
+    labels: Sequence[str],
+) -> Iterator[tuple[LaunchConfig, str]]:
+    """What the rule of this GPU says, once, and when it is asked for: features take an analysis."""
+    answer = untuned.configuration(root, pattern, problem, wanted, gpu, template)
+    place = f"{pattern.name} on {gpu.name}"
+    if answer.warning:
+        _warn_once(answer.warning)
+    if answer.config is None:
+        if answer.why:
+            _log_once(f"{place}: the rule is not used: {answer.why}")
+        return
+    step = f"rule of the GPU ({answer.name})"
+    _log_once(f"{place}: configuration by {step}")
+    yield joined(answer.config, labels[0], labels), step
 
 
 def mismatches(row: Row, pattern_digest: str, template_digest: str) -> list[str]:
@@ -207,7 +237,7 @@ def errors(
         labels: the candidate schedules of a row's pattern and problem; asked for rows that name a schedule only, since
             it takes an analysis.
     """
-    found = []
+    found = untuned.errors(root, gpu, templates)
     for path in sorted((root / gpu).glob("*.json")):
         try:
             rows = _read(path)[1]

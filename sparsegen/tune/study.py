@@ -7,6 +7,7 @@ one that was left behind is, once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,11 +17,14 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.tune.measure import Measurement
 from sparsegen.tune.owner import age_s, alive, close_session, open_session
 from sparsegen.tune.sampler import Sampler
+from sparsegen.tune.server import fail_silent
 from sparsegen.tune.space import Space
 from sparsegen.tune.storage import Storage
 
 if TYPE_CHECKING:
     import optuna
+
+_LOG = logging.getLogger("sparsegen.tune")
 
 PRUNED_KINDS = ("spills", "shared memory")
 FAILED_KINDS = (
@@ -93,7 +97,7 @@ class Study:
         self._invalid = invalid
         self._first = [space.canonical(config.as_dict()) for config in seeds]
         self._owner = open_session()
-        with storage.locked():
+        with storage.locked(name):
             self._study = storage.patiently(self._load)
             self._id = storage.patiently(lambda: storage.backend.get_study_id_from_name(name))
         self._sampler = Sampler(space, invalid, seed, known=len(self._frozen()))
@@ -101,6 +105,7 @@ class Study:
     def close(self) -> None:
         """Give up what this process still had running; others may take it over."""
         close_session(self._owner)
+        self.storage.close()
 
     # ---- asking
 
@@ -110,7 +115,7 @@ class Study:
         Returns "full" when ``limit`` trials are complete or nothing new is left, and "wait" when other processes
         are at work on the last ones.
         """
-        with self.storage.locked():
+        with self.storage.locked(self.name):
             frozen = self._without_dead(self._frozen())
             trials = [trial_of(one) for one in frozen]
             complete = sum(trial.state == "complete" for trial in trials)
@@ -154,6 +159,8 @@ class Study:
         )
         backend = self.storage.backend
         trial_id = self.storage.patiently(lambda: backend.create_new_trial(self._id, trial))
+        if self.storage.heartbeat is not None:
+            self.storage.heartbeat.begin(trial_id)
         return Asked(config, trial_id, number)
 
     def _without_dead(
@@ -162,7 +169,13 @@ class Study:
         """Mark what dead processes left running as failed; ``_next`` then tries each once more."""
         from optuna.trial import TrialState
 
-        dead = [one for one in frozen if one.state == TrialState.RUNNING and _is_dead(one)]
+        running = [one for one in frozen if one.state == TrialState.RUNNING]
+        many_hosts = self.storage.heartbeat is not None
+        if running and many_hosts:
+            self.storage.patiently(lambda: fail_silent(self._study))
+            frozen = self._frozen()
+        running = [one for one in frozen if one.state == TrialState.RUNNING]
+        dead = [one for one in running if _is_dead(one, many_hosts)]
         for one in dead:
             self.storage.patiently(partial(self._fail, one.number))
         return self._frozen() if dead else frozen
@@ -207,17 +220,24 @@ class Study:
     def _tell(
         self, asked: Asked, outcome: Mapping[str, Any], state: str, value: float | None
     ) -> None:
+        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
         backend, trial_id = self.storage.backend, asked.trial_id
         values = None if value is None else [value]
-        with self.storage.locked():
-            self.storage.patiently(
-                lambda: backend.set_trial_user_attr(trial_id, "outcome", dict(outcome))
-            )
-            self.storage.patiently(
-                lambda: backend.set_trial_state_values(trial_id, TrialState[state], values)
-            )
+        try:
+            with self.storage.locked(self.name):
+                self.storage.patiently(
+                    lambda: backend.set_trial_user_attr(trial_id, "outcome", dict(outcome))
+                )
+                self.storage.patiently(
+                    lambda: backend.set_trial_state_values(trial_id, TrialState[state], values)
+                )
+        except UpdateFinishedTrialError:
+            # Either our own message arrived although the answer did not, or others took us for dead and go on.
+            _LOG.warning("trial %d of %s has an outcome already", asked.number, self.name)
+        if self.storage.heartbeat is not None:
+            self.storage.heartbeat.end(trial_id)
 
     # ---- reading
 
@@ -227,7 +247,7 @@ class Study:
 
     def note(self, name: str, value: Any) -> None:
         """Keep a fact about the whole study."""
-        with self.storage.locked():
+        with self.storage.locked(self.name):
             self.storage.patiently(lambda: self._study.set_user_attr(name, value))
 
     def noted(self, name: str) -> Any:
@@ -278,11 +298,11 @@ def trial_of(frozen: optuna.trial.FrozenTrial) -> Trial:
     )
 
 
-def _is_dead(frozen: optuna.trial.FrozenTrial) -> bool:
+def _is_dead(frozen: optuna.trial.FrozenTrial, many_hosts: bool) -> bool:
     owner = frozen.user_attrs.get("owner")
     if owner is None:  # not one of ours: somebody tried the study by hand
         return age_s(frozen.datetime_start) > 3600.0
-    return not alive(owner, frozen.datetime_start)
+    return not alive(owner, frozen.datetime_start, many_hosts)
 
 
 def _taken(trials: Sequence[Trial]) -> set[LaunchConfig]:

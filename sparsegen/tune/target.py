@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.knobs import Knob, LaunchConfig
 from sparsegen.errors import ToolchainError, UnsupportedError
-from sparsegen.tune.candidates import Compiled, Limits
+from sparsegen.tune.candidates import Bench, Compiled, Limits
 from sparsegen.tune.check import Case, check, fresh_inputs, sampled_rows, small_lengths
 from sparsegen.tune.measure import CudaClock
 from sparsegen.tune.schedules import candidates_of, joined, knobs_of, split
@@ -180,7 +180,7 @@ class KernelTarget:
         odd = any(n % p for n in (self.q_len, self.kv_len) for p in source.periods)
         return variants(source, config)[: 1 + odd]
 
-    def bench(self) -> KernelBench:
+    def bench(self) -> Bench:
         """See ``CandidateSource``.
 
         Raises:
@@ -195,16 +195,8 @@ class KernelBench:
     def __init__(self, target: KernelTarget) -> None:
         import torch
 
-        from sparsegen.spec.gpu import current_gpu
-
         self.target = target
-        if not torch.cuda.is_available():
-            raise ToolchainError("no GPU is here; tuning measures on one")
-        torch.cuda.set_device(target.device)
-        here = current_gpu()
-        if here is None or here.name != target.gpu.name:
-            name = here.name if here else torch.cuda.get_device_name()
-            raise ToolchainError(f"the GPU here is {name}, tuning was asked for {target.gpu.name}")
+        open_device(target)
         self.clock = CudaClock(target.gpu.l2_bytes)
         self.generator = torch.Generator("cuda").manual_seed(0)
         self.case = self._fresh(target.q_len, target.kv_len)
@@ -236,7 +228,7 @@ class KernelBench:
         whole = math.lcm(*(p for _, source in self.target.sources for p in source.periods))
         of_queries = whole if whole_queries else 1
         return [
-            self._fresh(_up_to(q_len, of_queries), _up_to(kv_len, whole), size, batch=2)
+            self._fresh(up_to(q_len, of_queries), up_to(kv_len, whole), size, batch=2)
             for q_len, kv_len, size in lengths
         ]
 
@@ -247,7 +239,22 @@ class KernelBench:
         )
 
 
-def _up_to(length: int, period: int) -> int:
+def open_device(target: KernelTarget) -> None:
+    """Make the target's GPU the current one.  ToolchainError: there is none here, or another than was asked for."""
+    import torch
+
+    from sparsegen.spec.gpu import current_gpu
+
+    if not torch.cuda.is_available():
+        raise ToolchainError("no GPU is here; tuning measures on one")
+    torch.cuda.set_device(target.device)
+    here = current_gpu()
+    if here is None or here.name != target.gpu.name:
+        name = here.name if here else torch.cuda.get_device_name()
+        raise ToolchainError(f"the GPU here is {name}, tuning was asked for {target.gpu.name}")
+
+
+def up_to(length: int, period: int) -> int:
     """The next multiple of the period."""
     return -(-length // period) * period
 

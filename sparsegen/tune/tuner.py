@@ -81,6 +81,7 @@ def tune(
     turns: Turns = SEARCH,
     progress: OnProgress = lambda progress: None,
     folder: Path | None = None,
+    about: Mapping[str, Any] | None = None,
     lane: Lane | None = None,
     patience_s: float = 120.0,
     compile_timeout_s: float = 120.0,
@@ -93,6 +94,7 @@ def tune(
         seeds: configurations to try after the default, best guess first; their neighbours follow.
         jobs: compile processes (default: the CPU cores this process may use, at most 8).
         folder: where binaries go; None for a temporary folder.
+        about: what the study is of, kept with it for those who read many (``recorded_studies``).
         patience_s: how long to wait for a storage that other processes keep locked.
 
     Returns:
@@ -119,6 +121,8 @@ def tune(
                 seed=seed,
             )
             stack.callback(study.close)
+            if about is not None and study.noted("about") is None:
+                study.note("about", dict(about))
             if lane is None:
                 if folder is None:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory("-sparsegen")))
@@ -306,11 +310,14 @@ def _refuse_capture() -> None:
 
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Optuna reports every trial on stderr; our own progress says the same better.  Its setting is put back."""
+    """Optuna reports every trial on stderr; our own progress says the same better.  Its setting is put back.
+
+    Its warnings are silenced too: a lost connection is one, and we try again and say so if it stays lost.
+    """
     import optuna
 
     level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         yield
     finally:

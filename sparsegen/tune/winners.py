@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import TuneError
 from sparsegen.paths import data_dir
-from sparsegen.tune import history, store
+from sparsegen.tune import history, recording, store
 from sparsegen.tune.target import KernelTarget
 from sparsegen.tune.tuner import QUICK, Budget, TuneResult, tune
 
@@ -52,7 +53,24 @@ def tune_pattern(
         pattern, problem, gpu, target.template, target.labels, lengths=at, root=tuned
     )
     seeds = [known, *target.starts]
-    return target, tune(target, budget=budget, storage=storage, seeds=seeds, **options)
+    about = None if storage is None else about_of(target)
+    result = tune(target, budget=budget, storage=storage, seeds=seeds, about=about, **options)
+    return target, result
+
+
+def about_of(target: KernelTarget) -> dict[str, Any]:
+    """What a study says of itself: the file's line and the problem's line of a recording (``recording``)."""
+    from sparsegen.tune.features import features_of
+
+    template, versions = target.template, current_versions()
+    origin = recording.Origin(
+        target.gpu.name, template.name, template.digest, versions, _now(), synthetic=False
+    )
+    features = features_of(
+        target.pattern, target.problem, target.q_len, target.kv_len, template.name
+    )
+    described = recording.described(target, features, {})
+    return {"origin": dataclasses.asdict(origin), "problem": described.as_dict()}
 
 
 def keep(target: KernelTarget, result: TuneResult, root: Path | None = None) -> Path:
@@ -61,11 +79,26 @@ def keep(target: KernelTarget, result: TuneResult, root: Path | None = None) -> 
     Raises:
         TuneError: nothing was measured, so there is nothing to keep.
     """
+    return keep_row(target.gpu, *row_of(target, result), root)
+
+
+def keep_row(gpu: Gpu, row: store.Row, line: history.Entry, root: Path | None = None) -> Path:
+    """Write a row to ``tuned/`` and its line to ``history.csv``; returns the file of the row."""
+    root = root or data_dir("tuned")
+    path = store.write(root, gpu, row)
+    history.append(root / "history.csv", [line])
+    return path
+
+
+def row_of(target: KernelTarget, result: TuneResult) -> tuple[store.Row, history.Entry]:
+    """The winner as a row of ``tuned/`` and as a line of history, with the versions that are here.
+
+    Raises:
+        TuneError: nothing was measured, so there is nothing to keep.
+    """
     if result.time_us is None or result.baseline_us is None or result.noise is None:
         raise TuneError(f"nothing to keep for {target.pattern.name}: {result.how}")
-    root = root or data_dir("tuned")
     versions = current_versions()
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     row = store.Row(
         pattern=target.pattern.name,
         pattern_digest=target.pattern.digest(),
@@ -78,11 +111,13 @@ def keep(target: KernelTarget, result: TuneResult, root: Path | None = None) -> 
         noise=round(result.noise, 5),
         trials=result.complete,
         versions=versions,
-        date=now,
+        date=_now(),
     )
-    path = store.write(root, target.gpu, row)
-    history.append(root / "history.csv", [_line(row, target, result.noise, versions)])
-    return path
+    return row, _line(row, target, result.noise, versions)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def current_versions() -> dict[str, str]:

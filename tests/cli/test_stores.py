@@ -162,7 +162,7 @@ def test_a_store_that_cannot_be_reached_ends_it_at_once(
 ) -> None:
     monkeypatch.setattr(remote, "_FIRST_PAUSE_S", 0.01)
     at(filled)
-    with pytest.raises(ArtifactError, match="http://127.0.0.1:9: v2/.* could not be read in 3"):
+    with pytest.raises(ArtifactError, match="http://127.0.0.1:9: v3/.* could not be read in 3"):
         run("cache", "push", "http://127.0.0.1:9")
     with pytest.raises(ArtifactError, match="could not be read in 3 tries"):
         run("cache", "pull", "http://127.0.0.1:9", "--gpu", "a100")

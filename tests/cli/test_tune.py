@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from sparsegen.cli import app
 from sparsegen.codegen import load_template
 from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.errors import InputError
 from sparsegen.report import tuning
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
@@ -87,7 +88,9 @@ def test_check_names_a_row_whose_schedule_is_no_candidate(
     monkeypatch.setattr(
         tuning,
         "labels_of_row",
-        lambda p, m: asked.append(m.q_len) or (*real(p, m), *(["runs"] if m.q_len == 1000 else [])),
+        lambda p, m, template: (
+            asked.append(m.q_len) or (*real(p, m, template), *(["runs"] if m.q_len == 1000 else []))
+        ),
     )
     folder = tuning.data_dir
     monkeypatch.setattr(
@@ -107,3 +110,21 @@ def test_the_candidates_of_a_row_are_those_of_its_lengths(axial: Path) -> None:
 
     assert labels(1024) == KernelTarget.of(pattern, pattern.problem, H200).labels
     assert labels(40)  # lengths that the problem does not name
+
+
+def test_the_gradients_of_keys_have_candidates_of_their_own(axial: Path) -> None:
+    from sparsegen.tune.gradient_target import GradientTarget
+
+    pattern = Pattern.from_yaml(axial)
+    measured = store.Measured(16, 16, 1, 1, 1, "bfloat16", 1024, 1024)
+    for part in ("queries", "keys"):
+        target = GradientTarget.for_part(pattern, pattern.problem, H200, part)
+        assert tuning.labels_of_row(pattern, measured, f"backward-{part}") == target.labels
+
+
+def test_passes_to_tune() -> None:
+    assert tuning.parts_of(["forward"]) == (None,)
+    assert tuning.parts_of(["backward"]) == ("queries", "keys")
+    assert tuning.parts_of(["backward", "forward"]) == (None, "queries", "keys")
+    with pytest.raises(InputError, match="passes must be some of forward, backward, got 'decode'"):
+        tuning.parts_of(["decode"])

@@ -19,6 +19,7 @@ ORDER = [
     "tune",
     "artifact",
     "runtime",
+    "nn",
     "report",
     "bench",
     "cli",

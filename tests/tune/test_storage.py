@@ -221,7 +221,7 @@ def test_a_url_and_a_path_are_the_same_place(tmp_path):
         ("damaged", "is not a SQLite file: file is not a database; give another --storage"),
         ("folder", "folder is not a SQLite file: unable to open database file"),
         ("nonsense://", "the driver of nonsense:// is not installed"),
-        ("postgresql://me:secret@nowhere.invalid/x", "driver of postgresql://me:\\*\\*\\*@nowhere"),
+        ("mysql+absent://me:secret@nowhere.invalid/x", "driver of mysql://me:\\*\\*\\*@nowhere"),
     ],
 )
 def test_what_cannot_be_a_storage_is_one_clear_error(tmp_path, storage, words):

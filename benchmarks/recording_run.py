@@ -1,0 +1,337 @@
+"""What `record_grid.py` and `record_cover.py` share: compile many configurations, check and time each, write as they come.
+
+Compilers work on all cores but two while the GPU measures what they have finished.  All problems are measured in one
+worker process of the tuner's own kind: a kernel that crashes or hangs costs its own trial and a new worker, nothing else.
+What is in the folder of binaries is not compiled again, and what is in the recording is not measured again, so a run may
+stop at any moment and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import queue
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsegen.codegen import LaunchConfig
+from sparsegen.launch import Job, Outcome, compile_many
+from sparsegen.spec.gpu import Gpu, current_gpu
+from sparsegen.tune.candidates import Compiled, Limits
+from sparsegen.tune.measure import Measurement, Turns
+from sparsegen.tune.prune import too_much
+from sparsegen.tune.recording import Entry, Origin, Recorded, Recorder, Recording
+from sparsegen.tune.target import KernelTarget
+from sparsegen.tune.winners import current_versions
+from sparsegen.tune.worker import Worker
+
+QUICK = Turns(rounds=3, warm_up_ms=2.0, measured_ms=8.0, give_up=3.0)
+PROBLEM = "PROBLEM"  # travels with a configuration to the worker; no knob has this name
+MADE = "made.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One problem: what is measured of it.  ``anchor`` is timed in turns with every configuration."""
+
+    recorded: Recorded
+    target: KernelTarget
+    configs: tuple[LaunchConfig, ...]
+    anchor: LaunchConfig
+
+
+@dataclass(frozen=True)
+class ManyTargets:
+    """A candidate source of several problems, so that one worker measures them all (see ``serve``)."""
+
+    targets: Mapping[str, KernelTarget]
+    key: str = "recording"
+    knobs: tuple[Any, ...] = ()
+    default: LaunchConfig | None = None
+    limits: Limits | None = None
+
+    def invalid(self, config: LaunchConfig) -> str | None:
+        """Not asked."""
+        return None
+
+    def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
+        """Not asked: ``compile_many`` does."""
+        raise NotImplementedError
+
+    def bench(self) -> ManyBenches:
+        """In the worker."""
+        return ManyBenches(self.targets)
+
+
+class ManyBenches:
+    """The bench of the problem that is asked for; that of another one is dropped, for its tensors take room."""
+
+    def __init__(self, targets: Mapping[str, KernelTarget]) -> None:
+        self._targets = targets
+        self._name, self._bench = "", next(iter(targets.values())).bench()
+        self.clock = self._bench.clock
+
+    def load(self, config: LaunchConfig, folder: Path) -> Any:
+        """See ``Bench``; the problem's name travels with the configuration."""
+        values = config.as_dict()
+        name = str(values.pop(PROBLEM))
+        if name != self._name:
+            self._name, self._bench = name, self._targets[name].bench()
+        return self._bench.load(LaunchConfig.of(values), folder)
+
+
+class Gauge:
+    """Checks and times on the GPU here."""
+
+    def __init__(self, plans: Sequence[Plan], before: Recording, timeout_s: float = 40.0) -> None:
+        self._worker = Worker(ManyTargets({p.recorded.name: p.target for p in plans}), "measuring")
+        self._timeout_s = timeout_s
+        known = {p: before.trials.get(p.recorded.name, {}).get(p.anchor) for p in plans}
+        self._scale = {p.recorded.name: e.time_us for p, e in known.items() if e and e.time_us}
+
+    def entry(
+        self, plan: Plan, config: LaunchConfig, folders: Mapping[LaunchConfig, Path]
+    ) -> Entry:
+        """One trial, its time on the scale of the first time of the problem's anchor."""
+        name = plan.recorded.name
+
+        def named(c: LaunchConfig) -> dict[str, Any]:
+            return {"config": {**c.as_dict(), PROBLEM: name}, "folder": str(folders[c])}
+
+        anchored = plan.anchor in folders
+        anchor = plan.anchor if anchored else config
+        request = {"op": "measure", "candidate": named(config), "incumbent": named(anchor)}
+        answer = self._worker.request({**request, "turns": asdict(QUICK)}, self._timeout_s)
+        if "measured" in answer:
+            m = Measurement.of(answer["measured"])
+            ratios = [a / b for a, b in zip(m.rounds_us, m.incumbent_rounds_us)]
+            if anchored:
+                first = self._scale.setdefault(name, m.incumbent_us)
+                rounds = tuple(round(first * r, 3) for r in ratios)
+            else:  # no default that runs here: times as they are
+                rounds = tuple(round(us, 3) for us in m.rounds_us)
+            return Entry(name, config, statistics.median(rounds), rounds, round(m.noise, 5))
+        if "wrong" in answer:
+            return Entry(name, config, kind="wrong result", reason=answer["wrong"])
+        self._worker.stop()  # after an exception the context may be unusable
+        kind = {"crash": "crash", "timeout": "hang"}.get(answer.get("failure", ""), "error")
+        return Entry(
+            name, config, kind=kind, reason=str(answer.get("reason") or answer.get("error"))
+        )
+
+    def stop(self) -> None:
+        """End the worker."""
+        self._worker.stop()
+
+
+def origin_of(gpu: Gpu, template: str, digest: str, synthetic: bool) -> Origin:
+    """The first line of a recording made here and now."""
+    versions = {n: v for n, v in current_versions().items() if n != "sparsegen"}
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return Origin(gpu.name, template, digest, versions, now, synthetic)
+
+
+def folder_of(root: Path, plan: Plan, config: LaunchConfig) -> Path:
+    """Where a configuration's binaries lie: problems with the same kernel share them."""
+    source, plain = plan.target.parts(config)
+    text = f"{source.digest} {plain} {plan.target.timed(source, plain)}"
+    return root / hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+class Compilers:
+    """Compiles plans in their order, in the background; ``facts`` waits for one of them."""
+
+    def __init__(self, root: Path, work: Sequence[tuple[Plan, LaunchConfig]], jobs: int) -> None:
+        self._root, self._jobs = root, jobs
+        self._finished: queue.Queue[Path] = queue.Queue()
+        self._facts: dict[Path, dict[str, Compiled] | str] = {}
+        self._left: dict[Path, int] = {}
+        todo: list[Job] = []
+        for plan, config in work:
+            folder = folder_of(root, plan, config)
+            if folder in self._left or folder in self._facts:
+                continue
+            made = _read_made(folder)
+            if made is not None:
+                self._facts[folder] = made
+                continue
+            source, plain = plan.target.parts(config)
+            names = plan.target.timed(source, plain)
+            todo += [Job(source, plain, n, plan.target.gpu, folder / n) for n in names]
+            self._left[folder] = len(names)
+        self.missing = len(self._left)
+        self._collected: dict[Path, dict[str, Compiled] | str] = {f: {} for f in self._left}
+        self._guard = threading.Lock()  # variants of one folder may end at the same moment
+        self._thread = threading.Thread(target=self._run, args=(todo,), daemon=True)
+        self._thread.start()
+
+    def facts(self, folder: Path, wait_s: float) -> dict[str, Compiled] | str | None:
+        """What the compiler says of a folder, its complaint, or None if that is not known within ``wait_s``."""
+        end = time.monotonic() + wait_s
+        while folder not in self._facts:
+            try:
+                self._finished.get(timeout=max(end - time.monotonic(), 0.001))
+            except queue.Empty:
+                return None
+        return self._facts[folder]
+
+    def _run(self, todo: Sequence[Job]) -> None:
+        if todo:
+            compile_many(todo, workers=self._jobs, done=self._done)
+
+    def _done(self, outcome: Outcome) -> None:
+        folder, variant = outcome.job.directory.parent, outcome.job.variant
+        for listing in outcome.job.directory.rglob("*.ptx"):  # for people, and most of the bytes
+            listing.unlink()
+        with self._guard:
+            collected, b = self._collected[folder], outcome.binary
+            if b is None:
+                self._collected[folder] = outcome.error
+            elif isinstance(collected, dict):
+                collected[variant] = Compiled(b.registers, b.spill_bytes, b.shared_bytes)
+            self._left[folder] -= 1
+            whole = not self._left[folder]
+        if whole:
+            facts = self._collected[folder]
+            if isinstance(facts, dict):  # a complaint may be of the moment: it is tried again
+                _write_made(folder, facts)
+            self._facts[folder] = facts
+            self._finished.put(folder)
+
+
+def _read_made(folder: Path) -> dict[str, Compiled] | None:
+    try:
+        made = json.loads((folder / MADE).read_text())
+    except (OSError, ValueError):
+        return None
+    return {n: Compiled.of(v) for n, v in made.items()}
+
+
+def _write_made(folder: Path, facts: dict[str, Compiled]) -> None:
+    plain = {n: f.as_dict() for n, f in facts.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f".{MADE}").write_text(json.dumps(plain))
+    os.replace(folder / f".{MADE}", folder / MADE)
+
+
+def record(
+    plans: Sequence[Plan],
+    recorder: Recorder | None,
+    root: Path,
+    *,
+    seconds: float,
+    gauge: Any,
+) -> bool:
+    """Measure what is not on record yet; whether all of it is now.
+
+    ``recorder``: None to compile and measure nothing.  ``gauge``: a ``Gauge``; a dry run has one of its own, and then
+    nothing is compiled.
+    """
+    end = time.monotonic() + seconds
+    work = [(p, c) for p in plans for c in _missing(p, recorder)]
+    dry = not isinstance(gauge, Gauge)
+    cores = max((os.cpu_count() or 2) - 2 * (recorder is not None), 1)
+    anchors = [(p, p.anchor) for p in plans]
+    able = [(p, c) for p, c in [*anchors, *work] if p.target.invalid(c) is None]
+    compilers = Compilers(root, [] if dry else able, cores)
+    print(f"{len(work)} trials to go, {compilers.missing} kernels to compile", flush=True)
+    done = 0
+    for plan, config in work:
+        folders = {c: folder_of(root, plan, c) for c in (config, plan.anchor)}
+        refused = plan.target.invalid(config)
+        facts = None
+        if not dry and refused is None:
+            facts = compilers.facts(folders[config], end - time.monotonic())
+        if time.monotonic() >= end or (facts is None and not dry and refused is None):
+            print(
+                f"stopped after {seconds:.0f} s: {done} trials; the same command goes on",
+                flush=True,
+            )
+            return False
+        done += 1
+        if recorder is None:
+            continue
+        entry = _judged(plan, config, refused, facts)
+        if entry is None:
+            ready = {c: f for c, f in folders.items() if dry or _usable(compilers, f, end)}
+            entry = gauge.entry(plan, config, ready)
+        recorder.trial(entry)
+        if done % 25 == 0 or entry.kind not in ("", "spills", "shared memory", "invalid"):
+            said = (
+                f"{entry.time_us:.1f} us" if entry.time_us else f"{entry.kind}: {entry.reason[:90]}"
+            )
+            print(f"{done}/{len(work)} {plan.recorded.name}: {said}", flush=True)
+    return True
+
+
+def _missing(plan: Plan, recorder: Recorder | None) -> list[LaunchConfig]:
+    before = recorder.problem(plan.recorded) if recorder is not None else {}
+    return [c for c in plan.configs if c not in before]
+
+
+def _judged(plan: Plan, config: LaunchConfig, refused: str | None, facts: Any) -> Entry | None:
+    """The trial if it ends before the GPU."""
+    name = plan.recorded.name
+    if refused is not None:
+        return Entry(name, config, kind="invalid", reason=refused)
+    if isinstance(facts, str):
+        return Entry(name, config, kind="compile error", reason=facts[:300])
+    over = too_much(facts, plan.target.limits) if facts else None
+    return Entry(name, config, kind=over[0], reason=over[1]) if over else None
+
+
+def _usable(compilers: Compilers, folder: Path, end: float) -> bool:
+    return isinstance(compilers.facts(folder, end - time.monotonic()), dict)
+
+
+def run(
+    plans: Sequence[Plan],
+    out: Path,
+    folder: Path,
+    *,
+    seconds: float,
+    synthetic: Any = None,
+    compile_only: bool = False,
+) -> None:
+    """The whole of a script after its options; ends the process: 0 all is on record, 3 the same command goes on."""
+    for plan in plans:
+        print(f"{plan.recorded.name}: {len(plan.configs)} configurations", flush=True)
+    target, done = plans[0].target, False
+    origin = origin_of(target.gpu, target.template.name, target.template.digest, bool(synthetic))
+    recorder = None if compile_only else Recorder(out, origin)
+    before = recorder.before if recorder is not None else Recording(origin, {}, {})
+    gauge = synthetic or Gauge(plans, before)
+    try:
+        done = record(plans, recorder, folder, seconds=seconds, gauge=gauge)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", flush=True)
+    gauge.stop()
+    # Compilers may still be at work, in threads that Python would wait for; what they finish is theirs to lose.
+    os._exit(0 if done else 3)
+
+
+def options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
+    """The options of both scripts; ``gpu`` is the type that is here, or the one that was named."""
+    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/records/{name}.jsonl"))
+    folder = Path(tempfile.gettempdir()) / "sparsegen-recording"
+    parser.add_argument("--folder", type=Path, default=folder, help="binaries, kept between runs")
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--gpu", default="h200", help="for --compile-only and --dry")
+    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--dry", action="store_true")
+    found = parser.parse_args()
+    if not (found.dry or found.compile_only):
+        here = current_gpu()
+        if here is None:
+            parser.error("no GPU is here: --compile-only or --dry")
+        found.gpu = here.name
+    return found

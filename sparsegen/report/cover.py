@@ -1,0 +1,118 @@
+"""``sparsegen tune --cover``: few configurations for many problems, the rule, and what it loses, for a person."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsegen.errors import TuneError
+from sparsegen.tune.cover import LIMIT, Cover, cover
+from sparsegen.tune.rule import path_of
+
+
+@dataclass(frozen=True)
+class CoverPage:
+    """A cover and where its rule was written, if it was."""
+
+    found: Cover
+    kept: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for ``--json``."""
+        rule = self.found.rule
+        return {
+            "gpu": rule.gpu,
+            "template": rule.template,
+            "limit": self.found.limit,
+            "ok": self.found.ok,
+            "configurations": {n: c.as_dict() for n, c in rule.configurations.items()},
+            "rule": rule.code,
+            "worst_training": self.found.worst(False),
+            "worst_held_out": self.found.worst(True),
+            "problems": [asdict(loss) for loss in self.found.losses],
+            "without_a_time": dict(self.found.missing),
+            "kept": None if self.kept is None else str(self.kept),
+        }
+
+    def text(self) -> str:
+        """For a person: configurations, rule, and problems that lose most."""
+        found, rule = self.found, self.found.rule
+        lines = [
+            f"{len(rule.configurations)} configurations for {rule.gpu}, template {rule.template}"
+        ]
+        lines += [f"  {name}: {config}" for name, config in rule.configurations.items()]
+        lines += ["", *rule.code.splitlines(), ""]
+        for held_out in (False, True):
+            part = [one for one in found.losses if one.held_out is held_out]
+            what = "problems held out" if held_out else "problems that it was made for"
+            lines.append(f"{len(part)} {what}: loses at most {_share(found.worst(held_out))}")
+        for one in sorted(found.losses, key=lambda x: -(9.9 if x.rule is None else x.rule))[:5]:
+            part_name = ", held out" if one.held_out else ""
+            lines.append(f"  {one.problem}{part_name}: {one.chosen} loses {_share(one.rule)}")
+        gaps = ", ".join(f"{count} {kind}" for kind, count in found.missing.items()) or "none"
+        lines.append(f"{found.measured} of {found.pairs} pairs have a time; without one: {gaps}")
+        if self.kept is not None:
+            lines.append(f"written to {self.kept}")
+        return "\n".join(lines)
+
+
+def cover_of(
+    source: str,
+    *,
+    limit: float | None = None,
+    gpu: str | None = None,
+    keep: bool = False,
+    root: Path | None = None,
+) -> CoverPage:
+    """Find few configurations in a recording (a file of JSON lines) or in the studies of a storage.
+
+    Args:
+        source: a recording, a SQLite file of studies, or a database URL.
+        limit: the share of the best time that may be lost; default 0.03.
+        gpu: which one, where a storage has studies of several.
+        keep: write the rule to ``tuned/`` (``root``; default the folder that comes with the package).
+
+    Raises:
+        TuneError: a problem is known to lose more than the limit, or its loss is not known, and ``keep`` was asked; the
+            times are synthetic and ``keep`` was asked; or the source has too little.
+    """
+    from sparsegen.paths import data_dir
+    from sparsegen.tune import recording
+    from sparsegen.tune.recorded_studies import of_studies
+
+    limit = LIMIT if limit is None else limit
+    is_file = "://" not in source and _begins_like_json(Path(source))
+    record = recording.read(Path(source)) if is_file else of_studies(source, gpu)
+    found = cover(record, limit)
+    if not keep:
+        return CoverPage(found, None)
+    if record.origin.synthetic:
+        raise TuneError(f"{source} has synthetic times: no rule is kept of them")
+    if not found.ok:
+        worst = max(found.losses, key=lambda one: 9.9 if one.rule is None else one.rule)
+        raise TuneError(
+            f"the rule is not kept: {worst.problem} loses {_share(worst.rule)} with {worst.chosen}, "
+            f"the limit is {limit:.1%}; measure more, or allow more with --limit"
+        )
+    path = path_of(root or data_dir("tuned"), found.rule.gpu, found.rule.template)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(found.rule.text(), encoding="utf-8")
+    return CoverPage(found, path)
+
+
+def _begins_like_json(path: Path) -> bool:
+    """Whether a file is a recording rather than a SQLite file of studies.
+
+    Raises:
+        TuneError: there is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"{"
+    except OSError as error:
+        raise TuneError(f"--cover {path}: {error.strerror}") from error
+
+
+def _share(loss: float | None) -> str:
+    return "an unknown share (not measured)" if loss is None else f"{loss:.1%}"

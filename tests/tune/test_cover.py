@@ -1,0 +1,290 @@
+"""Few configurations that lose little: the set, the rule, what it loses where it has not looked, and gaps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from recordings import PLAIN, write_times
+from standin import InProcessLane, StandInSource
+from typer.testing import CliRunner
+
+from sparsegen.cli import app
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.errors import ArtifactError, TuneError
+from sparsegen.report.cover import cover_of
+from sparsegen.tune import recording, rule
+from sparsegen.tune.cover import HELD_OUT, cover, fewest, split
+from sparsegen.tune.recorded_studies import of_studies
+from sparsegen.tune.tuner import Budget, tune
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tune" / "forward.rule.yaml"
+KERNELS = {
+    "wide": {"BLOCK_M": 128, "BLOCK_N": 128},
+    "narrow": {"BLOCK_M": 64, "BLOCK_N": 64},
+    "plain": {"BLOCK_M": 64, "BLOCK_N": 32},
+    "middling": {"BLOCK_M": 128, "BLOCK_N": 64},
+}
+CONFIGS = {name: LaunchConfig.of(values) for name, values in KERNELS.items()}
+
+
+def problems(patterns=("causal", "window", "axial", "local")):
+    """Each pattern at four lengths; windows and local see few keys, axial has no specialised kernel."""
+    keys = {"causal": lambda n: n / 2, "window": lambda n: 128.0, "axial": lambda n: 300.0}
+    return {
+        f"{pattern} {n}": {
+            "row_keys": keys.get(pattern, lambda n: 96.0)(n),
+            "specialised": pattern != "axial",
+            "q_len": n,
+            "kv_len": n,
+            "rows": 8 * n,
+        }
+        for pattern in patterns
+        for n in (2048, 4096, 8192, 16384)
+    }
+
+
+def times(problem, name):
+    """wide wins where there are many keys, narrow where few, plain where no kernel is specialised."""
+    best = {"causal": "wide", "window": "narrow", "local": "narrow", "axial": "plain"}[
+        problem.split()[0]
+    ]
+    return 100.0 if name == best else 104.0 if name == "middling" else 140.0
+
+
+def written(path, time=times, what=None, **of):
+    return write_times(path, problems() if what is None else what, CONFIGS, time, **of)
+
+
+def test_the_fewest_and_their_rule(tmp_path):
+    found = cover(recording.read(written(tmp_path / "r.jsonl")))
+    kept = set(found.rule.configurations.values())
+    assert kept == {CONFIGS["wide"], CONFIGS["narrow"], CONFIGS["plain"]} and found.ok
+    assert found.worst(False) == found.worst(True) == 0.0
+    held = [one for one in found.losses if one.held_out]
+    assert len(held) >= 0.3 * len(found.losses)
+    assert {one.problem.split()[0] for one in held} == {"causal", "window", "axial", "local"}
+
+
+def test_one_is_enough_where_the_limit_allows_it(tmp_path):
+    found = cover(recording.read(written(tmp_path / "r.jsonl")), limit=0.05)
+    assert list(found.rule.configurations.values()) == [CONFIGS["middling"]]
+    assert found.rule.code == "return A"
+    assert found.worst(True) == pytest.approx(0.04)
+
+
+def test_the_file_of_the_rule_is_golden(tmp_path, request):
+    path = written(tmp_path / "r.jsonl", synthetic=False)
+    page = cover_of(str(path), keep=True, root=tmp_path)
+    text = page.kept.read_text()
+    if request.config.getoption("--update-golden"):
+        GOLDEN.parent.mkdir(parents=True, exist_ok=True)
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+    assert page.kept == tmp_path / "nvidia-h200" / "forward.rule.yaml"
+    assert rule.read(page.kept) == page.found.rule
+
+
+def test_a_gap_serves_nothing_and_is_counted(tmp_path):
+    """What would be best is not measured at one problem: another must serve it, and the gap is told."""
+
+    def gaps(problem, name):
+        return None if (problem, name) == ("window 4096", "narrow") else times(problem, name)
+
+    found = cover(recording.read(written(tmp_path / "r.jsonl", gaps)))
+    assert found.missing == {"not tried": 1} and found.measured == found.pairs - 1
+    (window,) = [one for one in found.losses if one.problem == "window 4096"]
+    if window.held_out:
+        assert window.rule is None and found.worst(True) is None and not found.ok
+    else:  # the best that was measured there is middling
+        assert CONFIGS["middling"] in found.rule.configurations.values()
+
+
+def test_an_unknown_loss_is_never_kept(tmp_path):
+    apart = split(list(recording.read(written(tmp_path / "a.jsonl")).problems.values()), HELD_OUT)
+    hidden = next(iter(sorted(n for n in apart if n.startswith("causal"))))
+
+    def gaps(problem, name):
+        return None if (problem, name) == (hidden, "wide") else times(problem, name)
+
+    path = written(tmp_path / "r.jsonl", gaps, synthetic=False)
+    found = cover(recording.read(path))
+    assert found.worst(True) is None and not found.ok
+    with pytest.raises(TuneError, match=f"not kept: {hidden} loses an unknown share"):
+        cover_of(str(path), keep=True, root=tmp_path)
+    assert not (tmp_path / "nvidia-h200").exists()
+    assert "an unknown share" in cover_of(str(path)).text()
+
+
+def test_a_loss_on_what_was_held_out_is_said_and_not_kept(tmp_path):
+    apart = split(list(recording.read(written(tmp_path / "a.jsonl")).problems.values()), HELD_OUT)
+    odd = sorted(apart)[0]
+
+    def surprising(problem, name):
+        if problem == odd:
+            return 100.0 if name == "middling" else 120.0
+        return times(problem, name)
+
+    path = written(tmp_path / "r.jsonl", surprising, synthetic=False)
+    found = cover(recording.read(path))
+    assert found.worst(False) == 0.0 and found.worst(True) == pytest.approx(0.2)
+    with pytest.raises(TuneError, match=f"{odd} loses 20.0%.*the limit is 3.0%"):
+        cover_of(str(path), keep=True, root=tmp_path)
+
+
+def test_synthetic_times_are_never_kept(tmp_path):
+    path = written(tmp_path / "r.jsonl")
+    with pytest.raises(TuneError, match="synthetic times: no rule is kept"):
+        cover_of(str(path), keep=True, root=tmp_path)
+
+
+def test_too_little_is_one_sentence(tmp_path):
+    path = written(tmp_path / "r.jsonl", what={"causal 1": {}})
+    with pytest.raises(TuneError, match="1 problems are too few"):
+        cover(recording.read(path))
+    path = written(tmp_path / "s.jsonl", lambda p, n: None)
+    with pytest.raises(TuneError, match="nothing was measured of causal 2048"):
+        cover(recording.read(path))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_set_is_the_smallest_there_is(seed):
+    """Against every subset, on random matrices with gaps."""
+    chance = random.Random(seed)
+    names = [f"p{i}" for i in range(9)]
+    configs = [LaunchConfig.of({"n": i}) for i in range(8)]
+    table = {
+        n: {c: chance.choice([100, 101, 102, 110, 120]) for c in configs if chance.random() < 0.8}
+        for n in names
+    }
+    table = {n: row or {configs[0]: 100} for n, row in table.items()}
+    found = next(fewest(names, table, 0.03))
+    sizes = [
+        k
+        for k in range(1, 9)
+        for s in itertools.combinations(configs, k)
+        if all(
+            any(c in row and row[c] < min(row.values()) * 1.03 for c in s) for row in table.values()
+        )
+    ]
+    assert len(found) == min(sizes)
+    for row in table.values():
+        assert any(c in row and row[c] < min(row.values()) * 1.03 for c in found)
+
+
+def test_the_split_is_the_same_every_time_and_leaves_something(tmp_path):
+    whole = list(recording.read(written(tmp_path / "r.jsonl")).problems.values())
+    apart = split(whole, HELD_OUT)
+    assert apart == split(whole[::-1], HELD_OUT)
+    single = [p for p in whole if p.name.endswith(" 2048")]
+    assert 2 <= len(split(single, HELD_OUT)) < len(single)
+
+
+BROKEN = {
+    "runs code": ("rule: |\n  __import__('os').system('true')\n", "only if, else and return"),
+    "unknown feature": (
+        "rule: |\n  if colour <= 3:\n      return A\n  else:\n      return A\n",
+        "no feature",
+    ),
+    "unknown name": ("rule: |\n  return Z\n", "return one of A"),
+    "falls through": ("rule: |\n  if q_len <= 3:\n      return A\n", "each block has one return"),
+    "a call": (
+        "rule: |\n  if q_len <= f(3):\n      return A\n  else:\n      return A\n",
+        "no feature",
+    ),
+    "no python": ("rule: |\n  if if\n", "line 1"),
+    "absent": ("", "damaged"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_rule_that_is_none_is_one_sentence(tmp_path, what):
+    text, words = BROKEN[what]
+    head = GOLDEN.read_text().split("rule: |")[0]
+    path = tmp_path / "forward.rule.yaml"
+    path.write_text(head + text)
+    with pytest.raises(ArtifactError, match="restore or delete it") as caught:
+        rule.read(path)
+    assert words in str(caught.value)
+
+
+def test_no_file_is_no_rule(tmp_path):
+    assert rule.read(tmp_path / "absent") is None
+
+
+def test_every_question_is_asked_as_it_is_written():
+    """Walking the code and running it as Python agree."""
+    one = rule.read(GOLDEN)
+    body = (
+        "def forward("
+        + ", ".join(PLAIN)
+        + "):\n"
+        + "".join(f"    {x}\n" for x in one.code.splitlines())
+    )
+    space = {name: name for name in one.configurations}
+    exec(body, space)
+    for keys, special, n in itertools.product(
+        (1.0, 96.0, 250.0, 4000.0), (True, False), (64, 4096)
+    ):
+        features = {**PLAIN, "row_keys": keys, "specialised": special, "q_len": n, "kv_len": n}
+        assert one.choose(features) == space["forward"](**features)
+
+
+def test_the_command_line(tmp_path):
+    path = written(tmp_path / "r.jsonl")
+    done = CliRunner().invoke(app, ["tune", "--cover", str(path)])
+    assert done.exit_code == 0, done.output
+    assert (
+        "3 configurations for nvidia-h200" in done.stdout
+        and "problems held out: loses at most 0.0%" in done.stdout
+    )
+    values = json.loads(CliRunner().invoke(app, ["tune", "--cover", str(path), "--json"]).stdout)
+    assert values["ok"] and values["worst_held_out"] == 0.0 and "if " in values["rule"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a PATTERN"),
+        (["causal", "--cover", "x"], "measures nothing"),
+        (["causal", "--limit", "0.1"], "--limit goes with"),
+        (["causal", "--gpu", "h200"], "--gpu goes with"),
+        (["causal", "--replay", "x", "--keep"], "measures nothing that could be kept"),
+    ],
+)
+def test_options_that_do_not_go_together(words, said):
+    done = CliRunner().invoke(app, ["tune", *words])
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_studies_are_a_recording_too(tmp_path):
+    path = tmp_path / "s.sqlite"
+    first = recording.read(written(tmp_path / "r.jsonl"))
+    for number, (name, problem) in enumerate(sorted(first.problems.items())[:3]):
+        source = StandInSource(key=name)
+        about = {"origin": origin_dict(first), "problem": problem.as_dict()}
+        tune(
+            source,
+            budget=Budget(6 + number, 60),
+            storage=path,
+            lane=InProcessLane(source),
+            about=about,
+        )
+    other = StandInSource(key="says nothing of itself")
+    tune(other, budget=Budget(3, 60), storage=path, lane=InProcessLane(other))
+    found = of_studies(path)
+    assert sorted(len(found.times(n)) for n in found.problems) == [6, 7, 8]
+    assert found.origin.gpu == "nvidia-h200"
+    with pytest.raises(TuneError, match="one GPU .*none that say what they are of"):
+        of_studies(path, "nvidia-b200")
+    assert cover_of(str(path), limit=0.5).found.pairs > 0
+
+
+def origin_dict(whole):
+    from dataclasses import asdict
+
+    return asdict(whole.origin)
