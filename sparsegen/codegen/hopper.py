@@ -90,11 +90,12 @@ def starts(default: Mapping[str, Any], problem: Problem, gpu: Gpu) -> tuple[dict
 def shared_bytes(knobs: Mapping[str, Any], problem: Problem) -> int:
     """Shared memory of a program: queries, the rings of keys and values, and room for the barriers.
 
-    A persistent one has the queries of its next tile beside those of this one.
+    A persistent one has the queries of its next tile beside those of this one.  There is one value tile more than key
+    tiles: values are read a tile later.
     """
     qk, v = (sum(c.width for c in chunks(d)) for d in (problem.head_dim, problem.value_dim))
     queries = (2 if knobs["PERSISTENT"] else 1) * knobs["BLOCK_M"] * qk * 2
-    rings = knobs["STAGES"] * knobs["BLOCK_N"] * (qk + v) * 2
+    rings = knobs["BLOCK_N"] * (knobs["STAGES"] * qk + (knobs["STAGES"] + 1) * v) * 2
     return int(queries + rings + 1024)
 
 
@@ -169,7 +170,7 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
     shared = [
         *(f"{x}_smem{c.index}" for c in plan.qk_chunks for x in "qk"),
         *(f"v_smem{c.index}" for c in plan.v_chunks),
-        *("q_ready", "q_empty", "ready", "last_ready", "free"),
+        *("q_ready", "q_empty", "ready", "free"),
     ]
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     return HopperPlan(

@@ -8,16 +8,16 @@ Partitions of a program
     consumer 0, consumer 1   4 warps each, 64 query rows each (one alone where BLOCK_M is 64): scores, softmax, output
     producer                 1 warp: asks the tensor memory accelerator for queries, keys and values
 
-Protocol: a ring of STAGES entries.  Entry t is in slot t % STAGES, in round t // STAGES of its barriers, and holds the keys of a
-tile and the values of the tile before, which are asked for together: so a segment has one entry more than tiles, and its first
-entry has no values, its last no keys.  The only tile of a narrow segment is one entry.  Query tile `turn` of a persistent program is in
-slot turn % 2, round turn // 2; its output passes through there.
-    q_ready, kv_ready   one arrival: the producer announces the bytes, and their landing completes the phase
-    kv_empty            one arrival from every consumer, when the products that read the entry are done
-    q_empty             one arrival from every consumer, when its output has left the slot
-    The producer waits for `empty` with the phase of the round before (a fresh barrier lets it pass in round 0),
-    consumers for `ready` with the phase of the round.  All partitions compute the same key ranges from the same
-    arguments, so they agree on how many entries there are.
+Protocol: rings of STAGES key tiles and of STAGES + 1 value tiles.  Key tile t of a program, counted through all its segments, is
+in slot t % STAGES, in round t // STAGES of its barriers; its values are in slot t % (STAGES + 1) and come with it.  Scores of tile t
+and the product with the values of tile t - 1 are asked for together, so these are free together: hence the one slot more.
+Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; its output passes through there.
+    q_ready, ready   one arrival: the producer announces the bytes, and their landing completes the phase
+    free             one arrival from every consumer, when the keys of tile t and the values of tile t - 1 are read
+    q_empty          one arrival from every consumer, when its output has left the slot
+    The producer waits for `free` and `q_empty` with the phase of the round before (a fresh barrier lets it pass in round
+    0), consumers for `ready` with the phase of the round.  All partitions compute the same key ranges from the same
+    arguments, so they agree on how many tiles there are.
 
 Symbols
     M, N              rows of a consumer (64), of a key tile (BLOCK_N)
@@ -27,7 +27,7 @@ Symbols
     s [M, N]          scores in float32, log2 units from the mask on
     m [M], l [M, 4]   running maximum (log2 units) and running sums of the softmax, a thread's part each
     acc* [M, D*]      running weighted sum of values, one block per column chunk
-    turn, t           query tiles and entries of this program so far
+    turn, t           query tiles and key tiles of this program so far
 """
 
 from triton.experimental import gluon
@@ -57,6 +57,12 @@ CONSUMER_ROWS = gl.constexpr(64)  # what one instruction of a warpgroup takes
 def query_slots(persistent):
     """Query tiles in shared memory: a program that goes on has the next one beside this one."""
     return 2 if persistent else 1
+
+
+@gluon.constexpr_function
+def value_slots(stages):
+    """Value tiles in shared memory: those of a tile are read with the scores of the next one."""
+    return stages + 1
 
 
 @gluon.constexpr_function
@@ -136,15 +142,15 @@ def weighted(p, v, acc):
 @gluon.jit
 def produce_attend_tile(
     program, turn, t,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+    V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+    stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+    has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+    q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
-    """Queries, keys and values of query tile number `turn`; t: entries so far, returned with those of this one."""
+    """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
     group_of_heads = program // (tiles * GROUP_HEADS)
     in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
     within = program % (tiles * GROUP_HEADS)
@@ -177,27 +183,13 @@ def produce_attend_tile(
     # ---- causal: q - k >= 0 ----
     lo = k_first
     end = gl.where((live_rows > 0), gl.minimum(k_last, q_last) + 1, lo)
-    if lo < end:
-        j = lo
+    for j in range(lo, end, BLOCK_N):
         k_row = kv_row + (j - k_first)
         slot = t % STAGES
-        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
-        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
-        t += 1
-        for j in range(j + BLOCK_N, end, BLOCK_N):
-            v_row = k_row
-            k_row = kv_row + (j - k_first)
-            slot = t % STAGES
-            mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
-            mbarrier.expect(kv_ready.index(slot), BLOCK_N * 128 * 2)
-            load_box(K_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
-            load_box(V_DESC0, [b, h_kv, v_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
-            t += 1
-        slot = t % STAGES
-        mbarrier.wait(kv_empty.index(slot), (t // STAGES) & 1 ^ 1)
-        mbarrier.expect(kv_ready.index(slot), BLOCK_N * 64 * 2)
-        load_box(V_DESC0, [b, h_kv, k_row, 0], kv_ready.index(slot), v_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        mbarrier.wait(free.index(slot), (t // STAGES) & 1 ^ 1)
+        mbarrier.expect(ready.index(slot), BLOCK_N * 128 * 2)
+        load_box(K_DESC0, [b, h_kv, k_row, 0], ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
+        load_box(V_DESC0, [b, h_kv, k_row, 0], ready.index(slot), v_smem0.index(t % value_slots(STAGES)).reshape([1, 1, BLOCK_N, 64]))
         t += 1
 
     return t
@@ -206,11 +198,11 @@ def produce_attend_tile(
 @gluon.jit
 def consume_attend_tile(
     program, turn, t, FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+    V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+    stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+    has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+    q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
@@ -265,10 +257,10 @@ def consume_attend_tile(
     stop = end
     if j < stop:
         slot = t % STAGES
-        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
+        mbarrier.wait(ready.index(slot), (t // STAGES) & 1)
         s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
-        mbarrier.arrive(kv_empty.index(slot), count=1)
+        mbarrier.arrive(free.index(slot), count=1)
         k_pos = j + gl.arange(0, BLOCK_N, KEYS)
         if j >= body_end:
             s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
@@ -278,11 +270,11 @@ def consume_attend_tile(
         t += 1
         for j in range(j + BLOCK_N, stop, BLOCK_N):  # edges test k <= row_hi
             slot = t % STAGES
-            mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
+            mbarrier.wait(ready.index(slot), (t // STAGES) & 1)
             s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
-            acc0 = weighted(p, v_smem0.index(slot), acc0)
+            acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES)), acc0)
             s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
-            mbarrier.arrive(kv_empty.index(slot), count=1)
+            mbarrier.arrive(free.index(slot), count=1)
             k_pos = j + gl.arange(0, BLOCK_N, KEYS)
             if j >= body_end:
                 s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
@@ -290,12 +282,8 @@ def consume_attend_tile(
             acc0 = rescaled(acc0, factor)
             p = p.to(DTYPE)
             t += 1
-        slot = t % STAGES
-        mbarrier.wait(kv_ready.index(slot), (t // STAGES) & 1)
-        acc0 = weighted(p, v_smem0.index(slot), acc0)
+        acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES)), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
-        mbarrier.arrive(kv_empty.index(slot), count=1)
-        t += 1
 
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
@@ -324,11 +312,11 @@ def consume_attend_tile(
 
 @gluon.jit
 def producer(
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+    V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+    stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+    has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+    q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
@@ -339,22 +327,22 @@ def producer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = produce_attend_tile(
                 program, turn, t,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                 PERSISTENT,
             )
             turn += 1
     else:
         produce_attend_tile(
             gl.program_id(0), turn, t,
-            q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-            K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-            stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-            has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-            tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+            q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+            V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+            stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+            has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+            q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
             PERSISTENT,
         )
 
@@ -362,11 +350,11 @@ def producer(
 @gluon.jit
 def consumer(
     FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-    K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-    stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-    has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-    tiles, q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+    V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+    stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+    has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+    q_start, k_start, relative, scale, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr,
     PERSISTENT: gl.constexpr,
 ):
@@ -377,22 +365,22 @@ def consumer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = consume_attend_tile(
                 program, turn, t, FIRST_ROW,
-                q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                 PERSISTENT,
             )
             turn += 1
     else:
         consume_attend_tile(
             gl.program_id(0), turn, t, FIRST_ROW,
-            q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-            K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-            stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-            has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-            tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+            q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+            V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+            stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+            has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+            q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
             PERSISTENT,
         )
 
@@ -411,17 +399,17 @@ def attend_forward_hopper(
     TILES: gl.constexpr = query_slots(PERSISTENT)
     q_smem0 = gl.allocate_shared_memory(DTYPE, [TILES * CONSUMERS, CONSUMER_ROWS, 64], gl.NVMMASharedLayout.get_default_for([CONSUMER_ROWS, 64], DTYPE))
     k_smem0 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
-    v_smem0 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
+    v_smem0 = gl.allocate_shared_memory(DTYPE, [value_slots(STAGES), BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
     q_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
-    kv_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    kv_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
     for i in gl.static_range(STAGES):
-        mbarrier.init(kv_ready.index(i), count=1)
-        mbarrier.init(kv_empty.index(i), count=CONSUMERS)
+        mbarrier.init(ready.index(i), count=1)
+        mbarrier.init(free.index(i), count=CONSUMERS)
     fence_async_shared()
     if CONSUMERS == 2:
         gl.warp_specialize(
@@ -430,11 +418,11 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                        V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                        stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                        has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                        q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                         PERSISTENT,
                     ),
                 ),
@@ -443,11 +431,11 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(64),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                        V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                        stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                        has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                        q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                         PERSISTENT,
                     ),
                 ),
@@ -455,11 +443,11 @@ def attend_forward_hopper(
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                        V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                        stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                        has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                        q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                         PERSISTENT,
                     ),
                 ),
@@ -475,11 +463,11 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                        V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                        stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                        has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                        q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                         PERSISTENT,
                     ),
                 ),
@@ -487,11 +475,11 @@ def attend_forward_hopper(
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, kv_ready, kv_empty, Q, K, V, OUT, LSE, Q_DESC0,
-                        K_DESC0, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb,
-                        stride_vh, stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS,
-                        has_q_lengths, has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows,
-                        tiles, q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
+                        q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE, Q_DESC0, K_DESC0,
+                        V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks, stride_vb, stride_vh,
+                        stride_vs, stride_ob, stride_oh, stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths,
+                        has_kv_starts, has_kv_lengths, heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles,
+                        q_start, k_start, relative, scale, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS,
                         PERSISTENT,
                     ),
                 ),
