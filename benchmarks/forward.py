@@ -104,6 +104,7 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     WARPS | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
     WARPS | {"BLOCK_N": 64, "PERSISTENT": True, "GROUP_HEADS": 1},
     WARPS | {"BLOCK_N": 64, "STAGES": 2},
+    WARPS | {"BLOCK_N": 64, "STAGES": 4},
     HALF | {"GROUP_HEADS": 1},
     HALF | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
 )

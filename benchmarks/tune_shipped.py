@@ -42,12 +42,13 @@ LARGE = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "STAGES": 3, "TMA": True
 WARPS = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
 HALF = {"KERNEL": "hopper", "BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2}
 STARTS: tuple[dict[str, Any], ...] = (
-    WARPS | {"GROUP_HEADS": 1},
-    WARPS | {"STAGES": 2, "PERSISTENT": True},
+    WARPS | {"STAGES": 2, "GROUP_HEADS": 4},
+    WARPS | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
     HALF | {"PERSISTENT": True, "GROUP_HEADS": 1},
-    WARPS | {"STAGES": 2},
-    WARPS | {"BLOCK_N": 64, "STAGES": 2},
     SMALL | {"GROUP_HEADS": 1},
+    WARPS | {"BLOCK_N": 64, "GROUP_HEADS": 4},
+    WARPS | {"BLOCK_N": 64, "STAGES": 2},
+    WARPS | {"GROUP_HEADS": 1},
     LARGE,
 )
 

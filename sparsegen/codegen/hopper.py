@@ -78,10 +78,15 @@ def starts(default: Mapping[str, Any], problem: Problem, gpu: Gpu) -> tuple[dict
     programs of one consumer on a multiprocessor, for tiles that see few keys.
     """
     large = {**default, "KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
+    large |= {"GROUP_HEADS": 4}
     small = large | {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "GROUP_HEADS": 1}
     fewer = {"STAGES": 2}, {"BLOCK_N": 64}, {"BLOCK_N": 64, "STAGES": 2}
     found: list[dict[str, Any]] = []
-    for wanted in (large, large | {"PERSISTENT": True}, small | {"PERSISTENT": True}):
+    for wanted in (
+        large,
+        large | {"PERSISTENT": True, "GROUP_HEADS": 1},
+        small | {"PERSISTENT": True},
+    ):
         fits = (c for c in (wanted, *(wanted | f for f in fewer)) if unfit(c, problem, gpu) is None)
         found += [c for c in [next(fits, None)] if c is not None and c not in found]
     return tuple(found)
