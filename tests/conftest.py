@@ -26,9 +26,43 @@ GPU_HERE = _gpu_here()
 if not GPU_HERE:
     os.environ["TRITON_INTERPRET"] = "1"
 
+WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if WORKER:  # workers share the cores; so do the processes that they start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests never read or write the user's own cache.
 _CACHE = tempfile.TemporaryDirectory(prefix="sparsegen-tests-")
 os.environ["SPARSEGEN_CACHE"] = _CACHE.name
+
+MOST_WORKERS = 16  # each one imports torch, which takes memory
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Tests run in as many processes as there are cores, where pytest-xdist is installed and no ``-n`` was given.
+
+    An idle process takes half of what the busiest one has left.  Tests stay in their order, so what a module makes
+    is mostly made once.
+    """
+    if WORKER:  # asked this, too, and would start workers of its own, without end
+        return
+    option = config.option
+    if getattr(option, "numprocesses", 0) is None and option.dist == "no" and not option.tx:
+        named = any("::" in str(arg) for arg in config.args)  # too few to start workers for
+        shown = option.usepdb or option.capture == "no" or option.update_golden
+        option.numprocesses = 0 if named or shown else "auto"
+        option.dist = "worksteal"  # xdist says "no" again where there are no workers
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """None: what xdist says, which a variable may set.  On a GPU one process: several would starve each other."""
+    if GPU_HERE:
+        return 0
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST_WORKERS) if cores != 1 else 0
 
 
 def _version(package: str) -> str | None:

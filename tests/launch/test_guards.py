@@ -32,11 +32,16 @@ class NoGpu(Kernel):
         self.ran: list[tuple[int, tuple[Any, ...]]] = []
 
     def loaded(self, variant: str, device: int, launch: int) -> Any:
-        constants = (None,) * len(self.source.constexprs)
-        return SimpleNamespace(
-            block_m=64, persistent=False, nothing="nothing", constants=constants,
-            run=lambda programs, args: self.ran.append((programs, args)),
-        )  # fmt: skip
+        def prepare(programs: int, args: tuple[Any, ...], moving: int) -> Any:
+            assert args[:moving] == (0,) * moving  # places of the addresses, which a call brings
+
+            def step(addresses: tuple[int, ...]) -> None:
+                assert len(addresses) == moving
+                self.ran.append((programs, (*addresses, *args[moving:])))
+
+            return step
+
+        return SimpleNamespace(block_m=64, persistent=False, prepare=prepare)
 
 
 def tensors(kv_len: int = 70) -> list[torch.Tensor]:
@@ -54,7 +59,7 @@ def test_plain_tensors_are_fast() -> None:
         assert kernel(*tensors(), Call()) == "fast"
         ((programs, args),) = kernel.ran
         assert programs == 2 * 2  # two tiles of 64 rows, two heads
-        assert len(args) == len(kernel.source.parameters) + len(kernel.source.constexprs)
+        assert len(args) == len(kernel.source.parameters)
         descriptors = args[5:7]
         assert all(d is None for d in descriptors) == (not tma)
 
@@ -104,15 +109,19 @@ def test_a_variant_can_be_asked_for() -> None:
 
 
 def test_one_layout_many_addresses() -> None:
-    """A prepared launch makes its descriptors around the tensors of each call."""
+    """A prepared launch has its descriptors around the tensors of each call: they say which address they move with."""
     kernel = NoGpu(True)
     first, second = tensors(), tensors()
     launch = kernel.prepare(*first[:4], Call())
     launch(*first)
     launch(*second)
     (_, a), (_, b) = kernel.ran
-    assert a[1] == first[1].data_ptr() and b[1] == second[1].data_ptr()
-    assert a[5].base is first[1] and b[5].base is second[1] and b[6].base is second[2]
-    assert a[5].block_shape == b[5].block_shape == [1, 1, 64, 64]
+    for args, given in ((a, first), (b, second)):
+        assert args[:5] == tuple(t.data_ptr() for t in given)
+        for view, tensor in zip(args[5:7], given[1:3], strict=True):
+            assert view.base is None and args[view.moves] == tensor.data_ptr()
+            assert view.shape == tuple(tensor.shape)
+            assert view.strides[1:] == tensor.stride()[1:]  # that of the only batch entry is free
+    assert a[5] is b[5] and a[6] is b[6]  # prepared once
     odd = torch.zeros(1 + second[1].numel(), dtype=torch.bfloat16)[1:].view(second[1].shape)
     assert launch(second[0], odd, *second[2:]) == "general"

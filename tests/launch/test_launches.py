@@ -103,16 +103,18 @@ class Recorded(Kernel):
         self.asked: list[tuple[int, str]] = []
 
     def loaded(self, variant: str, device: int, launch: int) -> Any:
-        names = [*dict(self.source.parameters), *self.source.constexprs]
+        names = [name for name, _ in self.source.parameters]
         self.asked.append((launch, variant))
 
-        def run(programs: int, args: tuple[Any, ...]) -> None:
-            self.ran.append((launch, programs, dict(zip(names, args, strict=True))))
+        def prepare(programs: int, args: tuple[Any, ...], moving: int) -> Any:
+            def step(addresses: tuple[int, ...]) -> None:
+                assert len(addresses) == moving
+                given = (*addresses, *args[moving:])
+                self.ran.append((launch, programs, dict(zip(names, given, strict=True))))
 
-        constants = (None,) * len(self.source.constexprs)
-        return SimpleNamespace(
-            block_m=64, persistent=False, nothing=None, constants=constants, run=run
-        )
+            return step
+
+        return SimpleNamespace(block_m=64, persistent=False, prepare=prepare)
 
 
 def tensors(q_len: int, kv_len: int) -> list[torch.Tensor]:
@@ -157,8 +159,9 @@ def test_a_launch_takes_the_descriptors_of_what_it_loads() -> None:
     assert band["K_DESC0"] is not None and band["K_EVERY8_0"] is None
     assert columns["K_DESC0"] is None and columns["K_EVERY8_0"] is not None
     view = columns["V_EVERY8_0"]
-    assert (view.shape, view.block_shape) == ([2, 7, 75, 8, 64], [1, 1, 64, 1, 64])
-    assert view.strides == [7 * 600 * 64, 600 * 64, 8 * 64, 64, 1]
+    assert view.shape == (2, 7, 75, 8, 64)
+    assert view.strides == (7 * 600 * 64, 600 * 64, 8 * 64, 64, 1)
+    assert columns[list(columns)[view.moves]] == columns["V"]
     types = [sig.signature(kernel.source, kernel.config, "fast", i) for i in (0, 1)]
     assert [t["K_DESC0"] for t in types] == ["tensordesc<bf16[1, 1, 64, 64]>", "constexpr"]
     every = [t["K_EVERY8_0"] for t in types]
