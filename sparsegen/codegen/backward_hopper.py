@@ -64,18 +64,8 @@ def unfit(
 
 def _unfit_anywhere(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
     """What the kernels of all gradients have in common with the forward one."""
-    installed = hopper._triton()
-    first, last = hopper.TRITONS
-    if installed is not None and not first <= installed <= last:
-        tested = " to ".join(".".join(map(str, v)) for v in hopper.TRITONS)
-        return (
-            f"KERNEL=hopper is written for the Gluon of triton {tested}, which changes between versions; "
-            f"{'.'.join(map(str, installed))} is installed"
-        )
-    if gpu.arch != 90:
-        return f"KERNEL=hopper needs sm_90, {gpu.name} is another architecture"
-    if problem.dtype not in DTYPES:
-        return f"KERNEL=hopper takes {' or '.join(DTYPES)}, not {problem.dtype}"
+    if (reason := hopper.unavailable(problem, gpu)) is not None:
+        return reason
     if knobs["BLOCK_M"] not in (64, 128):
         return "KERNEL=hopper has consumers of 64 rows, one or two: BLOCK_M is 64 or 128"
     if knobs["BLOCK_N"] < NARROW:

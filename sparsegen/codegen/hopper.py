@@ -34,8 +34,8 @@ ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
 DTYPES = ("bfloat16", "float16")  # by torch's names, which are Gluon's
 
 
-def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
-    """Why the kernel cannot work for a problem on a GPU with these knobs, or None."""
+def unavailable(problem: Problem, gpu: Gpu) -> str | None:
+    """Why no warp-specialised kernel works here, forward or backward, whatever the knobs; or None."""
     installed = _triton()
     if installed is not None and not TRITONS[0] <= installed <= TRITONS[1]:
         tested = " to ".join(".".join(map(str, v)) for v in TRITONS)
@@ -47,6 +47,13 @@ def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
         return f"KERNEL=hopper needs sm_90, {gpu.name} is another architecture"
     if problem.dtype not in DTYPES:
         return f"KERNEL=hopper takes {' or '.join(DTYPES)}, not {problem.dtype}"
+    return None
+
+
+def unfit(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str | None:
+    """Why the kernel cannot work for a problem on a GPU with these knobs, or None."""
+    if (reason := unavailable(problem, gpu)) is not None:
+        return reason
     if knobs["BLOCK_M"] not in (64, 128):
         return "KERNEL=hopper has consumers of 64 query rows, one or two: BLOCK_M is 64 or 128"
     if knobs["BLOCK_N"] * problem.value_dim > 128 * 192:
