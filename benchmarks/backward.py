@@ -33,6 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contender import history_lines
 from gradient_contender import (
     Choice,
     GradientContender,
@@ -280,7 +281,8 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
         ).row()
         out.write_text(json.dumps(results, indent=1))
         if options.keep:
-            lines = _history(made, gpu, row, results["versions"], results["date"])
+            facts = row, results["versions"], results["date"]
+            lines = history_lines(made, gpu, *facts, direction="backward")
             history.append(data_dir("tuned") / "history.csv", lines)
         journal.done(made.name)
         torch.cuda.empty_cache()
@@ -441,32 +443,6 @@ class Measured:
         """Bytes of OUT, LSE and the three gradients."""
         s = self.saved
         return sum(t.numel() * t.element_size() for t in (s.out, s.lse, s.q, s.k, s.v))
-
-
-def _history(
-    made: GradientContender, gpu: Any, row: Any, versions: Any, date: str
-) -> list[history.Entry]:
-    p, own = made.problem, row["peers"]["sparsegen"]
-    n = made.length
-    return [
-        history.Entry(
-            date=date,
-            commit=versions["sparsegen"],
-            gpu=gpu.name,
-            driver=versions["driver"],
-            torch=versions["torch"],
-            triton=versions["triton"],
-            pattern=made.name,
-            problem=f"B1 H{p.heads}:{p.kv_heads} D{p.head_dim}:{p.value_dim} {p.dtype} {n}x{n}",
-            config=f"backward: {row['config']}",
-            median_us=round(own["us"], 3),
-            spread_us=round(own["spread_us"], 3),
-            baseline=name,
-            baseline_us=round(peer["us"], 3),
-        )
-        for name, peer in row["peers"].items()
-        if name != "sparsegen"
-    ]
 
 
 def _now() -> str:

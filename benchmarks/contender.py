@@ -175,9 +175,14 @@ def compare(
 
 
 def history_lines(
-    made: Contender, gpu: Any, row: dict[str, Any], versions: dict[str, Any], date: str
+    made: Any,
+    gpu: Any,
+    row: dict[str, Any],
+    versions: dict[str, Any],
+    date: str,
+    direction: str = "forward",
 ) -> list[history.Entry]:
-    """What tuned/history.csv records of a comparison."""
+    """What tuned/history.csv records of a comparison; ``made`` has a name, a problem and a length."""
     p, own = made.problem, row["peers"]["sparsegen"]
     problem = (
         f"B1 H{p.heads}:{p.kv_heads} D{p.head_dim}:{p.value_dim} {p.dtype} "
@@ -193,7 +198,7 @@ def history_lines(
             triton=versions["triton"],
             pattern=made.name,
             problem=problem,
-            config=f"forward: {row['config']}",
+            config=f"{direction}: {row['config']}",
             median_us=round(own["us"], 3),
             spread_us=round(own["spread_us"], 3),
             baseline=name,

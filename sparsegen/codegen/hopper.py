@@ -148,17 +148,18 @@ def steps(cls: ClassPlan, launch: LaunchPlan) -> tuple[Step, ...]:
     Its scores and those of that tile are asked for together and go through one softmax, in place of a pass of its own.
     """
     out: list[Step] = []
-    waiting: SegmentPlan | None = None
+    guest: SegmentPlan | None = None
     for seg in cls.segments:
         narrow = seg.block != "BLOCK_N"
-        if waiting is not None:
-            out.append(Step(waiting) if narrow else Step(seg, waiting))
-            waiting = seg if narrow else None
-        elif narrow and launch.split is None and not seg.box_lines:
-            waiting = seg
+        if guest is not None and narrow:
+            out.append(Step(guest))
+            guest = None
+        if narrow and launch.split is None and not seg.box_lines:
+            guest = seg
         else:
-            out.append(Step(seg))
-    return (*out, Step(waiting)) if waiting is not None else tuple(out)
+            out.append(Step(seg, guest))
+            guest = None
+    return (*out, Step(guest)) if guest is not None else tuple(out)
 
 
 def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperPlan | None:

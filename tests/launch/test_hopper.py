@@ -12,6 +12,7 @@ from schedules import made, per_head
 
 from sparsegen.codegen import KernelSource, LaunchConfig, hopper, load_template, render
 from sparsegen.codegen.hopper import gluon, shared_bytes, starts, unfit
+from sparsegen.codegen.plan import SplitPlan
 from sparsegen.codegen.planner import make_plan
 from sparsegen.launch import Job, Outcome, compile_many, variants
 from sparsegen.launch import signature as sig
@@ -103,6 +104,41 @@ def test_the_producer_is_told_whether_rows_live() -> None:
         by_sum = tuple(x for x in launch.rows.scalars if not x.startswith("live_rows = "))
         assert len(by_sum) == len(launch.rows.scalars) - 1
         assert not hopper.covers(replace(launch, rows=replace(launch.rows, scalars=by_sum)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "want"),
+    [
+        ("nw", ["n+w"]),  # sinks and a window
+        ("wn", ["w", "n"]),
+        ("nnw", ["n", "n+w"]),
+        ("nww", ["n+w", "w"]),
+        ("nbw", ["n", "b", "w"]),  # a narrow box of key digits is nobody's guest
+        ("bw", ["b", "w"]),
+        ("nwnw", ["n+w", "n+w"]),
+        ("n", ["n"]),
+        ("", []),
+    ],
+)
+def test_who_is_a_guest(kinds: str, want: list[str]) -> None:
+    problem = Problem(head_dim=64)
+    (launch,) = make_plan(CAUSAL, build(CAUSAL, problem), problem, "t", "e", ()).launches
+    (one,) = launch.classes[0].segments
+    made_of = {
+        "w": one,
+        "n": replace(one, block="16"),
+        "b": replace(one, block="16", box_lines=("y0_first = 0",)),
+    }
+    segments = tuple(replace(made_of[kind], name=kind) for kind in kinds)
+    cls = replace(launch.classes[0], segments=segments)
+
+    def said(launch: Any) -> list[str]:
+        found = hopper.steps(cls, launch)
+        return [f"{x.guest.name}+{x.segment.name}" if x.guest else x.segment.name for x in found]
+
+    assert said(launch) == want
+    split = replace(launch, split=SplitPlan("0", "1", ""))
+    assert said(split) == list(kinds)  # chunks of keys start where they like
 
 
 def test_the_digest_follows_both_texts() -> None:
