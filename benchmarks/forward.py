@@ -105,6 +105,8 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     WARPS | {"BLOCK_N": 64, "PERSISTENT": True, "GROUP_HEADS": 1},
     WARPS | {"BLOCK_N": 64, "STAGES": 2},
     WARPS | {"BLOCK_N": 64, "STAGES": 4},
+    WARPS | {"STAGES": 2, "LATE_VALUES": True, "GROUP_HEADS": 4},
+    WARPS | {"LATE_VALUES": True, "GROUP_HEADS": 4},
     HALF | {"GROUP_HEADS": 1},
     HALF | {"STAGES": 2, "PERSISTENT": True, "GROUP_HEADS": 1},
 )

@@ -27,7 +27,11 @@ from sparsegen.spec.gpu import Gpu
 from sparsegen.spec.problem import Problem
 
 ENTRY = "attend_forward_hopper"
-CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT")
+OWN_KNOBS = ("LATE_VALUES",)  # that the portable text does not have
+CONSTEXPRS = (
+    *("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", "PERSISTENT"),
+    *OWN_KNOBS,
+)
 TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
 OWN = ("lo", "end", "body_lo", "body_end", "chunk_lo", "chunk_end", "j", "k_pos")  # of a segment
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
@@ -81,13 +85,16 @@ def _triton() -> tuple[int, int] | None:
 def starts(default: Mapping[str, Any], problem: Problem, gpu: Gpu) -> tuple[dict[str, Any], ...]:
     """Configurations to measure first, from the template's ``default`` on: what was best for most patterns on an H200.
 
-    Tiles of 128 x 128 with as many stages as fit, one program a tile; the same, going on to further tiles; and two
-    programs of one consumer on a multiprocessor, for tiles that see few keys.
+    Tiles of 128 x 128 with as many stages as fit, with late values if need be, one program a tile; the same, going on
+    to further tiles; and two programs of one consumer on a multiprocessor, for tiles that see few keys.
     """
     large = {**default, "KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 3}
     large |= {"GROUP_HEADS": 4}
     small = large | {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2, "GROUP_HEADS": 1}
-    fewer = {"STAGES": 2}, {"BLOCK_N": 64}, {"BLOCK_N": 64, "STAGES": 2}
+    fewer = (
+        *({"STAGES": 2}, {"STAGES": 2, "LATE_VALUES": True}),
+        *({"BLOCK_N": 64}, {"BLOCK_N": 64, "STAGES": 2}),
+    )
     found: list[dict[str, Any]] = []
     for wanted in (
         large,
@@ -103,11 +110,12 @@ def shared_bytes(knobs: Mapping[str, Any], problem: Problem) -> int:
     """Shared memory of a program: queries, the rings of keys and values, and room for the barriers.
 
     A persistent one has the queries of its next tile beside those of this one.  There is one value tile more than key
-    tiles: values are read a tile later.
+    tiles, since values are read a tile later; as many where they also come a tile later.
     """
     qk, v = (sum(c.width for c in chunks(d)) for d in (problem.head_dim, problem.value_dim))
     queries = (2 if knobs["PERSISTENT"] else 1) * knobs["BLOCK_M"] * qk * 2
-    rings = knobs["BLOCK_N"] * (knobs["STAGES"] * qk + (knobs["STAGES"] + 1) * v) * 2
+    value_slots = knobs["STAGES"] + (not knobs["LATE_VALUES"])
+    rings = knobs["BLOCK_N"] * (knobs["STAGES"] * qk + value_slots * v) * 2
     return int(queries + rings + 1024)
 
 
@@ -183,7 +191,7 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
     shared = [
         *(f"{x}_smem{c.index}" for c in plan.qk_chunks for x in "qk"),
         *(f"v_smem{c.index}" for c in plan.v_chunks),
-        *("q_ready", "q_empty", "ready", "free"),
+        *("q_ready", "q_empty", "ready", "values_ready", "free"),
     ]
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     return HopperPlan(

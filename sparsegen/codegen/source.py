@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.grids import Grid, launches_of
-from sparsegen.codegen.hopper import gluon, hopper_plan
+from sparsegen.codegen.hopper import OWN_KNOBS, gluon, hopper_plan
 from sparsegen.codegen.plan import ForwardPlan, HopperPlan, Table
 from sparsegen.codegen.planner import make_plan
 from sparsegen.codegen.template import Template, load_template
@@ -82,7 +82,8 @@ def _planned(
     pattern: Pattern, schedule: Schedule, problem: Problem, which: Template
 ) -> tuple[KernelSource, ForwardPlan, HopperPlan | None]:
     """A source without its texts, and what they are rendered from."""
-    plan = make_plan(pattern, schedule, problem, which.name, which.entry, which.constexprs)
+    knobs = tuple(x for x in which.constexprs if x not in OWN_KNOBS)
+    plan = make_plan(pattern, schedule, problem, which.name, which.entry, knobs)
     grids = tuple(launch.grid for launch in launches_of(schedule))
     source = KernelSource(
         template=which.name,
@@ -114,12 +115,12 @@ def _planned(
 
 
 @cache
-def _environment(folder: Path) -> jinja2.Environment:
-    """Jinja over a template's folder; it keeps the parsed files."""
+def _environment(*folders: Path) -> jinja2.Environment:
+    """Jinja over a template's folder, then those that it imports from; it keeps the parsed files."""
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -131,7 +132,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 def render_text(template: Template, file: str, **given: Any) -> str:
     """One file of a template, given plans by name: Python text, tidy."""
-    text = _environment(template.folder).get_template(file).render(**given)
+    text = _environment(template.folder, *template.imports).get_template(file).render(**given)
     lines = [line.rstrip() for line in text.splitlines()]
     tidy = [
         line for i, line in enumerate(lines) if line or (i and lines[i - 1])

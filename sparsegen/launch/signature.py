@@ -26,12 +26,14 @@ TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
 ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
-    "DO", "DLSE", "STATS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
+    "DO", "DLSE", "STATS", "SUMS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
 }  # fmt: skip
 
 
 PORTABLE, HOPPER = "portable", "hopper"  # values of the knob KERNEL
-BACKWARD = "backward"  # template of the gradient kernels
+BACKWARD = ("backward", "backward_fused")  # templates of the gradient kernels
+FUSED = "backward_fused"  # all of whose calls are fast ones, others go to the split kernels
+WIDE = ("STATS", "SUMS")  # tensors of float32 that descriptors view
 # Registers a thread of the warp-specialised kernel at its start, by consumers: 65,536 a multiprocessor are enough for
 # one program of three warpgroups, or for two programs of two.
 MAX_REGISTERS = {2: 168, 1: 128}
@@ -48,11 +50,14 @@ GENERAL_CONFIG: dict[str, Any] = {
     "HEAVY_FIRST": True,
     "GROUP_HEADS": 8,
     "PERSISTENT": False,
+    "LATE_VALUES": False,
 }
 
 
 def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
     """The variants that make an artifact complete, in the order in which their guards are tried."""
+    if source.template == FUSED:
+        return (FAST,)
     return (FAST, POINTERS, GENERAL) if by_boxes(config) else (FAST, GENERAL)
 
 
@@ -74,7 +79,7 @@ def unit(
 
 def _beside(source: KernelSource, config: LaunchConfig) -> LaunchConfig:
     """What a portable kernel beside the warp-specialised one is compiled with: that one's tiles are too large for it."""
-    if source.template == BACKWARD:
+    if source.template in BACKWARD:
         from sparsegen.codegen.backward import beside
 
         return beside(source)
@@ -158,7 +163,7 @@ def signature(
             out[name] = "constexpr"
         elif kind.startswith("desc:"):
             block = block_of(kind, int(chosen["BLOCK_N"]))
-            element = "fp32" if tensor_of(name) == "STATS" else dtype
+            element = "fp32" if tensor_of(name) in WIDE else dtype
             layout = _box_layout(block, element) if chosen["KERNEL"] == HOPPER else ""
             out[name] = f"tensordesc<{element}[{', '.join(map(str, block))}]{layout}>"
         elif kind == "stride":

@@ -22,6 +22,7 @@ from schedules import made
 from sparsegen.artifact.build import ask
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.codegen import KernelSource, load_template, render
+from sparsegen.codegen.hopper import ENTRY, OWN_KNOBS
 from sparsegen.codegen.template import CHOICES, LAUNCH_OPTIONS
 from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import all_gpus, find_gpu
@@ -135,16 +136,24 @@ def test_goldens_are_clean_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_golden_mentions_every_declared_knob(name: str) -> None:
     """A knob that no kernel reads would be searched for nothing."""
-    tree = ast.parse((GOLDEN / f"{name}.forward.py").read_text(encoding="utf-8"))
-    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    (entry,) = [
-        n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "attend_forward"
-    ]
-    parameters = {a.arg for a in entry.args.args}
+    known, used = _names(f"{name}.forward.py", "attend_forward")
     for knob in load_template().knobs:
-        if knob.name not in LAUNCH_OPTIONS + CHOICES:
-            assert knob.name in parameters, f"{knob.name} is no parameter"
+        if knob.name not in LAUNCH_OPTIONS + CHOICES + OWN_KNOBS:
+            assert knob.name in known, f"{knob.name} is no parameter"
             assert knob.name in used, f"{knob.name} is declared and read nowhere"
+
+
+def test_golden_mentions_the_knobs_of_the_warp_specialised_kernel() -> None:
+    known, used = _names("causal.hopper.py", ENTRY)
+    assert set(OWN_KNOBS) <= known & used
+
+
+def _names(file: str, entry: str) -> tuple[set[str], set[str]]:
+    """Parameters of a golden file's kernel, and the names that the file reads."""
+    tree = ast.parse((GOLDEN / file).read_text(encoding="utf-8"))
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    (kernel,) = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == entry]
+    return {a.arg for a in kernel.args.args}, used
 
 
 @pytest.mark.parametrize("name", SHIPPED)

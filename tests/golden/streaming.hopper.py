@@ -11,12 +11,14 @@ Partitions of a program
 Protocol: rings of STAGES key tiles and of STAGES + 1 value tiles.  Key tile t of a program, counted through all its segments, is
 in slot t % STAGES, in round t // STAGES of its barriers; its values are in slot t % (STAGES + 1) and come with it.  Scores of tile t
 and the product with the values of tile t - 1 are asked for together, so these are free together: hence the one slot more.
+LATE_VALUES, for tiles so wide that there is no room for it: values are in slot t % STAGES and wait until tile t + 1 - STAGES is free.
 Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; its output passes through there.
     q_ready, ready   one arrival: the producer announces the bytes, and their landing completes the phase
+    values_ready     the same for values that come late; otherwise `ready` tells of keys and values together
     free             one arrival from every consumer, when the keys of tile t and the values of tile t - 1 are read
     q_empty          one arrival from every consumer, when its output has left the slot
     The producer waits for `free` and `q_empty` with the phase of the round before (a fresh barrier lets it pass in round
-    0), consumers for `ready` with the phase of the round.  All partitions compute the same key ranges from the same
+    0), consumers for the others with the phase of the round.  All partitions compute the same key ranges from the same
     arguments, so they agree on how many tiles there are.
 
 Symbols
@@ -60,9 +62,9 @@ def query_slots(persistent):
 
 
 @gluon.constexpr_function
-def value_slots(stages):
+def value_slots(stages, late):
     """Value tiles in shared memory: those of a tile are read with the scores of the next one."""
-    return stages + 1
+    return stages if late else stages + 1
 
 
 @gluon.constexpr_function
@@ -142,13 +144,14 @@ def weighted(p, v, acc):
 @gluon.jit
 def produce_attend_tile(
     program, turn, t,
-    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-    Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-    stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+    V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     SINK_LOGITS, joins, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    LATE_VALUES: gl.constexpr,
 ):
     """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
     group_of_heads = program // (tiles * GROUP_HEADS)
@@ -191,19 +194,25 @@ def produce_attend_tile(
         k_row = kv_row + (lo_at16 - k_first)
         slot = t % STAGES
         mbarrier.wait(free.index(slot), (t // STAGES) & 1 ^ 1)
-        mbarrier.expect(ready.index(slot), BLOCK_N * 160 * 2)
+        mbarrier.expect(ready.index(slot), BLOCK_N * (96 if LATE_VALUES else 160) * 2)
         load_box(K_DESC0, [b, h_kv, k_row, 0], ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
         load_box(K_DESC1, [b, h_kv, k_row, 64], ready.index(slot), k_smem1.index(slot).reshape([1, 1, BLOCK_N, 32]))
-        load_box(V_DESC0, [b, h_kv, k_row, 0], ready.index(slot), v_smem0.index(t % value_slots(STAGES)).reshape([1, 1, BLOCK_N, 64]))
+        if LATE_VALUES:
+            mbarrier.wait(free.index((t + 1) % STAGES), ((t + 1) // STAGES) & 1 ^ 1)  # as the next tile's keys will
+            mbarrier.expect(values_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(V_DESC0, [b, h_kv, k_row, 0], values_ready.index(slot), v_smem0.index(t % value_slots(STAGES, LATE_VALUES)).reshape([1, 1, BLOCK_N, 64]))
         t += 1
     for j in range(lo, end, BLOCK_N):
         k_row = kv_row + (j - k_first)
         slot = t % STAGES
         mbarrier.wait(free.index(slot), (t // STAGES) & 1 ^ 1)
-        mbarrier.expect(ready.index(slot), BLOCK_N * 160 * 2)
+        mbarrier.expect(ready.index(slot), BLOCK_N * (96 if LATE_VALUES else 160) * 2)
         load_box(K_DESC0, [b, h_kv, k_row, 0], ready.index(slot), k_smem0.index(slot).reshape([1, 1, BLOCK_N, 64]))
         load_box(K_DESC1, [b, h_kv, k_row, 64], ready.index(slot), k_smem1.index(slot).reshape([1, 1, BLOCK_N, 32]))
-        load_box(V_DESC0, [b, h_kv, k_row, 0], ready.index(slot), v_smem0.index(t % value_slots(STAGES)).reshape([1, 1, BLOCK_N, 64]))
+        if LATE_VALUES:
+            mbarrier.wait(free.index((t + 1) % STAGES), ((t + 1) // STAGES) & 1 ^ 1)  # as the next tile's keys will
+            mbarrier.expect(values_ready.index(slot), BLOCK_N * 64 * 2)
+        load_box(V_DESC0, [b, h_kv, k_row, 0], values_ready.index(slot), v_smem0.index(t % value_slots(STAGES, LATE_VALUES)).reshape([1, 1, BLOCK_N, 64]))
         t += 1
 
     return t
@@ -212,13 +221,14 @@ def produce_attend_tile(
 @gluon.jit
 def consume_attend_tile(
     program, turn, t, FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-    Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-    stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+    V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     SINK_LOGITS, joins, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    LATE_VALUES: gl.constexpr,
 ):
     """One query tile of one head.  This consumer has the tile's rows from FIRST_ROW on."""
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
@@ -306,7 +316,9 @@ def consume_attend_tile(
         p, p_at16, m, l, factor = online_softmax_of_two(s, s_at16, m, l, scale * LOG2E)
         acc0 = rescaled(acc0, factor)
         p = p.to(DTYPE)
-        acc0 = weighted(p_at16, v_smem0.index((t - 1) % value_slots(STAGES)).slice(0, 16), acc0)
+        if LATE_VALUES:
+            mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
+        acc0 = weighted(p_at16, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)).slice(0, 16), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
         mbarrier.arrive(free.index(slot), count=1)  # which frees the guest's values, too
         t += 1
@@ -315,7 +327,9 @@ def consume_attend_tile(
             mbarrier.wait(ready.index(slot), (t // STAGES) & 1)
             s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
             s = warpgroup_mma(queries1, k_smem1.index(slot).permute((1, 0)), s, is_async=True)
-            acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES)), acc0)
+            if LATE_VALUES:
+                mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
+            acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
             s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
             mbarrier.arrive(free.index(slot), count=1)
             k_pos = j + gl.arange(0, BLOCK_N, KEYS)
@@ -325,7 +339,9 @@ def consume_attend_tile(
             acc0 = rescaled(acc0, factor)
             p = p.to(DTYPE)
             t += 1
-        acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES)), acc0)
+        if LATE_VALUES:
+            mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
+        acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
     elif lo_at16 < end_at16:
         j_at16 = lo_at16
@@ -340,7 +356,9 @@ def consume_attend_tile(
         p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
         acc0 = rescaled(acc0, factor)
         t += 1
-        acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES)).slice(0, 16), acc0)
+        if LATE_VALUES:
+            mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
+        acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)).slice(0, 16), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
 
     # ---- finish ----
@@ -378,13 +396,14 @@ def consume_attend_tile(
 
 @gluon.jit
 def producer(
-    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-    Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-    stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+    V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     SINK_LOGITS, joins, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    LATE_VALUES: gl.constexpr,
 ):
     """All programs' queries, keys and values of this multiprocessor, one tile after the other."""
     t = gl.to_tensor(0)
@@ -393,36 +412,37 @@ def producer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = produce_attend_tile(
                 program, turn, t,
-                q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
             )
             turn += 1
     else:
         produce_attend_tile(
             gl.program_id(0), turn, t,
-            q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-            Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-            stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-            Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-            heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-            SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+            q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+            V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+            stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+            heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
         )
 
 
 @gluon.jit
 def consumer(
     FIRST_ROW: gl.constexpr,
-    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-    Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-    stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-    heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+    q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+    V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+    stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+    stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+    heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     SINK_LOGITS, joins, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    LATE_VALUES: gl.constexpr,
 ):
     """64 rows of every program's tile."""
     t = gl.to_tensor(0)
@@ -431,23 +451,23 @@ def consumer(
         for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
             t = consume_attend_tile(
                 program, turn, t, FIRST_ROW,
-                q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
             )
             turn += 1
     else:
         consume_attend_tile(
             gl.program_id(0), turn, t, FIRST_ROW,
-            q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-            Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-            stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-            Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-            heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-            SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+            q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+            V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+            stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+            stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+            heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+            SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
         )
 
 
@@ -459,6 +479,7 @@ def attend_forward_hopper(
     heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
     SINK_LOGITS, joins, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     HEAVY_FIRST: gl.constexpr, GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr,
+    LATE_VALUES: gl.constexpr,
 ):
     """Grid: `tiles` programs per head and batch entry on axis 0, or fewer that walk over them (PERSISTENT)."""
     CONSUMERS: gl.constexpr = BLOCK_M // CONSUMER_ROWS
@@ -467,11 +488,17 @@ def attend_forward_hopper(
     k_smem0 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
     q_smem1 = gl.allocate_shared_memory(DTYPE, [TILES * CONSUMERS, CONSUMER_ROWS, 32], gl.NVMMASharedLayout.get_default_for([CONSUMER_ROWS, 32], DTYPE))
     k_smem1 = gl.allocate_shared_memory(DTYPE, [STAGES, BLOCK_N, 32], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 32], DTYPE))
-    v_smem0 = gl.allocate_shared_memory(DTYPE, [value_slots(STAGES), BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
+    v_smem0 = gl.allocate_shared_memory(DTYPE, [value_slots(STAGES, LATE_VALUES), BLOCK_N, 64], gl.NVMMASharedLayout.get_default_for([BLOCK_N, 64], DTYPE))
     q_ready = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [TILES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    if LATE_VALUES:
+        values_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(STAGES):
+            mbarrier.init(values_ready.index(i), count=1)
+    else:
+        values_ready = ready
     for i in gl.static_range(TILES):
         mbarrier.init(q_ready.index(i), count=1)
         mbarrier.init(q_empty.index(i), count=CONSUMERS)
@@ -486,12 +513,12 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                        Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                        stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                        Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                        heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                        V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
                     ),
                 ),
 
@@ -499,24 +526,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(64),
-                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                        Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                        stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                        Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                        heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                        V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                        Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                        stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                        Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                        heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                        V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
                     ),
                 ),
 
@@ -531,24 +558,24 @@ def attend_forward_hopper(
                     consumer,
                     (
                         gl.constexpr(0),
-                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                        Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                        stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                        Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                        heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                        V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
                     ),
                 ),
 
                 (
                     producer,
                     (
-                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, free, Q, K, V, OUT, LSE,
-                        Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs, stride_kb,
-                        stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-                        Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths, heads,
-                        heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
-                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT,
+                        q_smem0, k_smem0, q_smem1, k_smem1, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K,
+                        V, OUT, LSE, Q_DESC0, Q_DESC1, K_DESC0, K_DESC1, V_DESC0, stride_qb, stride_qh, stride_qs,
+                        stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
+                        stride_os, Q_LENGTHS, KV_STARTS, KV_LENGTHS, has_q_lengths, has_kv_starts, has_kv_lengths,
+                        heads, heads_per_kv, batch_heads, q_rows, kv_rows, tiles, q_start, k_start, relative, scale,
+                        SINK_LOGITS, joins, BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES,
                     ),
                 ),
 

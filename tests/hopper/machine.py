@@ -16,7 +16,7 @@ import registers as reg
 import torch
 from registers import DType, Pointer, Value
 from schedulers import Scheduler
-from shared import Barrier, Barriers, Product, View, load_box
+from shared import Addition, Barrier, Barriers, Product, View, load_box
 
 
 class Layout:
@@ -57,6 +57,7 @@ class Machine:
         self._arrays: list[View | Barriers] = []
         self._open: dict[str, list[Product]] = {}
         self._stored: dict[str, list[View]] = {}
+        self._additions: dict[str, list[Addition]] = {}
         self.shared_bytes = 0  # of a program
         modules = self._modules()
 
@@ -74,7 +75,7 @@ class Machine:
         taken = {name: _argument(x) for name, x in arguments.items()} | dict(constants)
         self._programs = programs
         for self._program in range(programs):
-            self._arrays, self._open, self._stored = [], {}, {}
+            self._arrays, self._open, self._stored, self._additions = [], {}, {}, {}
             self._text[entry](**taken)
 
     # ---------------------------------------------------------------------- stand-ins
@@ -88,7 +89,11 @@ class Machine:
                 arrive=self._arrive,
                 expect=self._expect,
             ),
-            tma=SimpleNamespace(async_load=self._load_box),
+            tma=SimpleNamespace(
+                async_load=self._load_box,
+                async_atomic_add=self._add_box,
+                store_wait=self._boxes_read,
+            ),
             warpgroup_mma=self._multiply,
             warpgroup_mma_wait=self._products_done,
         )
@@ -113,7 +118,7 @@ class Machine:
             int32=DType("int32"),
             int64=DType("int64"),
             constexpr=lambda x: x,
-            to_tensor=Value,
+            to_tensor=lambda x: Value(reg.plain(x)),
             convert_layout=lambda x, layout, assert_trivial=False: x,
             where=reg.where, minimum=reg.minimum, maximum=reg.maximum, cdiv=reg.cdiv,
             exp2=reg.exp2, log2=reg.log2, abs=reg.absolute, sum=reg.total, max=reg.largest,
@@ -173,6 +178,18 @@ class Machine:
     def _load_box(self, descriptor: Any, corner: list[Any], barrier: Barrier, place: View) -> None:
         load_box(self._scheduler, descriptor, corner, barrier, place)
         self._scheduler.step()
+
+    def _add_box(self, descriptor: Any, corner: list[Any], source: View) -> None:
+        who = self._scheduler.current
+        addition = Addition(self._scheduler, descriptor, corner, source)
+        self._additions.setdefault(who, []).append(addition)
+        self._scheduler.step()
+
+    def _boxes_read(self, outstanding: int) -> None:
+        """All but the youngest ``outstanding`` boxes that this partition adds to memory have left shared memory."""
+        added = self._additions.setdefault(self._scheduler.current, [])
+        older = added[: max(len(added) - outstanding, 0)]
+        self._scheduler.wait(lambda: all(x.done for x in older), "boxes that it adds to memory")
 
     def _store(self, view: View) -> None:
         self._stored.setdefault(self._scheduler.current, []).append(view)

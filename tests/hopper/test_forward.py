@@ -46,6 +46,8 @@ KNOBS: list[dict[str, Any]] = [
     {"BLOCK_N": 64, "STAGES": 3},
     {"HEAVY_FIRST": False, "GROUP_HEADS": 1},
     {"GROUP_HEADS": 4},
+    {"LATE_VALUES": True},
+    {"LATE_VALUES": True, "PERSISTENT": True, "BLOCK_N": 128, "STAGES": 4},
 ]
 
 
@@ -61,7 +63,8 @@ def test_knobs(knobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_head_dims(dims: tuple[int, int], persistent: bool) -> None:
     """One column chunk, two, a padded one; outputs as wide as a chunk of the queries, and not."""
-    wide = {"head_dim": dims[0], "value_dim": dims[1], "knobs": {"PERSISTENT": persistent}}
+    knobs = {"PERSISTENT": persistent, "LATE_VALUES": dims == (192, 128)}
+    wide = {"head_dim": dims[0], "value_dim": dims[1], "knobs": knobs}
     run = run_of("sinks", 140, 170, heads=4, kv_heads=2, **wide)
     kernel = compare(run)
     promised = shared_bytes(run.config().as_dict(), run.problem)
@@ -76,7 +79,7 @@ def test_sixteen_bits() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_many_interleavings(seed: int) -> None:
     """Other seeds are other schedules of the partitions and other moments of landing, and the same bits."""
-    knobs = {"PERSISTENT": True, "STAGES": 2 + seed % 3, "BLOCK_N": (16, 128)[seed % 2]}
+    knobs = {"PERSISTENT": True, "STAGES": 2 + seed % 3, "BLOCK_N": (16, 128)[seed % 2], "LATE_VALUES": seed % 4 > 1}
     run = run_of("sinks", 200, 140, heads=4, knobs=knobs)
     q, k, v = run.tensors()
     first, again = (

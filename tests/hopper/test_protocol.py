@@ -23,7 +23,11 @@ SHORT = replace(LONG, name="short", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES
 TIGHT = replace(LONG, name="tight", knobs={**LONG.knobs, "BLOCK_N": 128, "STAGES": 2})
 BEHIND = replace(LONG, name="behind", q_len=300, kv_len=100)
 MIXED = replace(LONG, name="mixed", q_len=384, kv_len=192, heads=3, kv_heads=3, knobs={**LONG.knobs, "GROUP_HEADS": 8, "STAGES": 3})  # fmt: skip
-ALL = (BEHIND, LONG, SHORT, TIGHT, MIXED)  # the one that finds most faults goes first
+LATE = replace(LONG, name="late", knobs={**LONG.knobs, "LATE_VALUES": True})
+LATE_SHORT = replace(MIXED, name="late short", knobs={**MIXED.knobs, "LATE_VALUES": True})
+LATE_BEHIND = replace(BEHIND, name="late behind", knobs=LATE.knobs)
+# the one that finds most faults goes first
+ALL = (BEHIND, LONG, SHORT, TIGHT, MIXED, LATE, LATE_BEHIND, LATE_SHORT)
 # consumers that gather their queries
 PATTERN, SCHEDULE = gathered_queries()
 GATHERED = replace(LONG, name="gathered", pattern=PATTERN, schedule=SCHEDULE)
@@ -106,7 +110,7 @@ def test_the_protocol_has_all_kinds_of_operations() -> None:
     """The two tests above look at something."""
     names = " ".join(o.name for o in operations(LONG))
     for waits, answers, barriers in (
-        ("consume", "produce_attend_tile-expect", ("q_ready", "ready")),
+        ("consume", "produce_attend_tile-expect", ("q_ready", "ready", "values_ready")),
         ("produce", "consume_attend_tile-arrive", ("q_empty", "free")),
     ):
         for barrier in barriers:
@@ -127,7 +131,11 @@ CHANGES = {
     "bytes too few": (r"expect\((\w*ready.*) \* 2\)", r"expect(\1)"),
     "the producer waits for its own round": (r"& 1 \^ 1", "& 1"),
     "consumers wait for the round before": (r"(wait\(\w*ready.*) & 1\)", r"\1 & 1 ^ 1)"),
-    "as many value slots as key slots": (r"return stages \+ 1", "return stages"),
+    "as many value slots as key slots": (r"return (.*) else stages \+ 1", r"return \1 else stages"),
+    "late values a tile too early": (
+        r"\(t \+ 1\) % STAGES\), \(\(t \+ 1\) // STAGES",
+        "t % STAGES), (t // STAGES",
+    ),
     "always the first slot": (r"slot = t % STAGES$", r"slot = t * 0"),
     "arrivals before the product is done": (EARLY.pattern, r"\3\1\2\n"),
     "a key tile too many": (r"(        t \+= 1\n\n    return t)", r"        t += 1\n\1"),
