@@ -9,6 +9,7 @@ from functools import cached_property
 from math import prod
 
 from sparsegen.codegen import text
+from sparsegen.codegen.key_boxes import KeyBoxes
 from sparsegen.schedule.tree import Segment
 
 
@@ -26,6 +27,8 @@ def descriptor_of(seg: Segment) -> tuple[int, int] | None:
     """
     if not seg.tiling.k_cuts:
         return 1, 1
+    if seg.tiling.k_extent:
+        return seg.tiling.k_cuts[0], seg.tiling.k_extent
     if len(seg.tiling.k_cuts) > 1:
         return None
     (size,) = sizes(seg)
@@ -36,6 +39,11 @@ def product(sizes: Iterable[str]) -> str:
     """Sizes multiplied, as text."""
     kept = [s for s in sizes if s != "1"]
     return f"({' * '.join(kept)})" if len(kept) > 1 else (kept or ["1"])[0]
+
+
+def box_of(seg: Segment, block: str) -> Box | KeyBoxes:
+    """The text of a segment whose keys are a box of digits."""
+    return KeyBoxes(seg, block) if seg.tiling.k_extent else Box(seg, block)
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,12 @@ class Box:
             return f"y{t}"
         lo = self.seg.inner[t][0]
         return f"y{t}_first" if lo.terms else str(lo.const)
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Digits that differ between the keys of a tile; the top one always may."""
+        lower = (f"y{t}" for t, size in enumerate(self.sizes) if size != "1")
+        return (*lower, f"y{len(self.sizes)}")
 
     @property
     def corner(self) -> tuple[str, str]:

@@ -85,6 +85,9 @@ class SegmentPlan:
     ]  # a box that a descriptor loads: top and low digit that a key tile starts at
     box_shape: str  # what a descriptor loads, between batch, head and columns: "BLOCK_N", or periods and their group
     loop: Loop
+    loop_of_lines: (
+        Loop | None
+    )  # the same where the keys of the call are whole lines of a grid, if that tests less
     box_lines: tuple[str, ...]  # set the first digits and the sizes of a box; () for a run of keys
     box_vectors: tuple[str, ...]  # set where the keys of any tile lie, where that never changes
     table: WalkPlan | None

@@ -7,9 +7,18 @@ All arithmetic and string building of code generation is here and in ``grids`` (
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from sparsegen.codegen.grids import Grid, Launch, launches_of
-from sparsegen.codegen.plan import Chunk, ClassPlan, ForwardPlan, LaunchPlan, SplitPlan, Table
+from sparsegen.codegen.plan import (
+    Chunk,
+    ClassPlan,
+    ForwardPlan,
+    LaunchPlan,
+    SegmentPlan,
+    SplitPlan,
+    Table,
+)
 from sparsegen.codegen.rows import rows_plan, varying
 from sparsegen.codegen.segments import Around, descriptor_name, segment_plan, symbols
 from sparsegen.codegen.terms import Terms, tables_of
@@ -92,6 +101,19 @@ def make_plan(
         ),
         argument_lines=(*lines_of(parameters), *lines_of(constexprs)),
     )
+
+
+def of_whole_lines(plan: ForwardPlan) -> ForwardPlan:
+    """The plan for calls whose keys are whole periods of every descriptor's view, as ``launch`` sees to."""
+
+    def segment(seg: SegmentPlan) -> SegmentPlan:
+        return replace(seg, loop=seg.loop_of_lines or seg.loop)
+
+    def launch(x: LaunchPlan) -> LaunchPlan:
+        classes = (replace(c, segments=tuple(map(segment, c.segments))) for c in x.classes)
+        return replace(x, classes=tuple(classes))
+
+    return replace(plan, launches=tuple(map(launch, plan.launches)))
 
 
 def _parameters(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from sparsegen.codegen import text
 from sparsegen.codegen.grids import Grid, Launch
 from sparsegen.codegen.plan import RowsPlan
@@ -52,7 +54,8 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
     grid = launch.grid
     lines, digits, on_axis = [f"first_query = {FIRST}", f"# {_said(grid)}"], [], []
     over, below = 1, 1  # tiles, and rows of a tile, in one step along the axis at hand
-    last_used = set(used) | ({"x0_last"} if len(grid.q_cuts) == 1 else set())
+    told = len(grid.q_cuts) == 1 or _in_key_boxes(launch)
+    last_used = set(used) | ({f"x{t}_last" for t in range(len(grid.extent))} if told else set())
     for t, (radix, size, tiles) in enumerate(zip(grid.radices, grid.extent, grid.lower_tiles)):
         place = f"{_over('tile', over)} % {tiles}"
         over *= tiles
@@ -85,7 +88,7 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
         "rows = (q_pos - first_query).to(tl.int64)",
         f"live = {exists} & (rows < q_len)",
     ]
-    if top == 1:
+    if told:
         lines.append(f"live_rows = {_rows_of_class(grid, long)}")
     else:
         vectors.append("live_rows = tl.sum(live.to(tl.int32), 0)")
@@ -93,17 +96,30 @@ def _box(launch: Launch, used: frozenset[str]) -> RowsPlan:
     return RowsPlan(tuple(lines), tuple(vectors), gathered=True, valid="live", stored=stored)
 
 
+def _in_key_boxes(launch: Launch) -> bool:
+    """Whether boxes of keys are loaded for the tile, which a partition without any rows may ask for."""
+    return any(seg.tiling.k_extent for _, sweep in launch.parts for seg in sweep.segments)
+
+
 def _rows_of_class(grid: Grid, long: str) -> str:
     """How many values of the top digit have a query of the call beside one lower digit, without a vector's sum.
 
-    A sum over rows goes through shared memory, and the first keys wait for it.
+    A sum over rows goes through shared memory, and the first keys wait for it.  Of two lower digits the least and the
+    greatest position are compared, so that a tile without rows may count as one that has some.
     """
-    (step,), (size,) = grid.q_cuts, grid.extent
-    first, last = ("x0", "x0") if size == 1 else ("x0_first", "x0_last")
+    step, top = grid.q_cuts[-1], len(grid.q_cuts)
+    ends = [(f"x{t}", f"x{t}") if n == 1 else (f"x{t}_first", f"x{t}_last") for t, n in enumerate(grid.extent)]  # fmt: skip
+    first, last = (" - ".join(_steps(grid, digits)) for digits in zip(*ends))
     lowest = text.floor_by(f"(first_query - {last} + {step - 1})", step)
     highest = text.floor_by(f"(first_query + q_len - 1 - {first})", step)
-    end = f"tl.minimum(x1_first + {long} - 1, {highest})"
-    return f"({end} - tl.maximum(x1_first, {lowest}) + 1).to(tl.int32)"
+    end = f"tl.minimum(x{top}_first + {long} - 1, {highest})"
+    return f"({end} - tl.maximum(x{top}_first, {lowest}) + 1).to(tl.int32)"
+
+
+def _steps(grid: Grid, digits: Iterable[str]) -> Iterator[str]:
+    """Lower digits times their steps."""
+    for step, digit in zip((1, *grid.q_cuts), digits):
+        yield digit if step == 1 else f"{step} * {digit}"
 
 
 def _over(name: str, n: int) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsegen.codegen import text
-from sparsegen.codegen.entries import Box, descriptor_of, product, sizes
+from sparsegen.codegen.entries import box_of, descriptor_of, product, sizes
+from sparsegen.codegen.key_boxes import KeyBoxes
 from sparsegen.codegen.plan import Loop, SegmentPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
@@ -40,11 +41,12 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
     guards = [" | ".join(f"({text.form(f)} >= 0)" for f in any_of) for any_of in seg.guards]
     lo, end, body_lo, body_end = _borders(seg, holds, block, full_lo)
     described = descriptor_of(seg)
+    box = box_of(seg, block) if seg.tiling.k_cuts else None
     return SegmentPlan(
         name=seg.name,
         comment=str(seg.branch),
         row_lo=text.form(seg.row_lo, text.ROW) if lower else "",
-        row_hi=text.form(seg.row_hi, text.ROW) if upper else "",
+        row_hi=_row_hi(seg) if upper else "",
         lo=lo,
         end=end,
         some=f"{holds} & ({text.form(seg.tile_hi)} >= {text.form(seg.tile_lo)})",
@@ -57,13 +59,20 @@ def segment_plan(seg: Segment, around: Around) -> SegmentPlan:
         # the descriptors' boxes have BLOCK_N rows
         tma=f"TMA and BLOCK_N == {block}" if narrow else "TMA",
         descriptor=descriptor_name("", described) if described else "",
-        corner=Box(seg, block).corner if described and seg.tiling.k_cuts else (),
+        corner=box.corner if described and box is not None else (),
         box_shape=_box_shape(described),
         loop=_loop(seg, full_lo is not None, walk, around),
-        box_lines=Box(seg, block).before() if seg.tiling.k_cuts else (),
-        box_vectors=Box(seg, block).vectors() if seg.tiling.k_cuts else (),
+        loop_of_lines=_loop(seg, False, walk, around, lines=True) if seg.tiling.k_extent else None,
+        box_lines=box.before() if box is not None else (),
+        box_vectors=box.vectors() if box is not None else (),
         table=walk,
     )
+
+
+def _row_hi(seg: Segment) -> str:
+    if seg.tiling.k_extent:
+        return KeyBoxes(seg, "BLOCK_N").row_hi
+    return text.form(seg.row_hi, text.ROW)
 
 
 def descriptor_name(tensor: str, described: tuple[int, int]) -> str:
@@ -107,6 +116,8 @@ def _power_of_two(n: int) -> int:
 
 def _borders(seg: Segment, holds: str, n: str, full_lo: Lin | None) -> tuple[str, str, str, str]:
     """First and end of the range and of its full part: of keys, or of entries where the keys are a box of digits."""
+    if seg.tiling.k_extent:
+        return "", f"tl.where({holds}, {KeyBoxes(seg, n).end}, 0)", "", ""
     boxed = bool(seg.tiling.k_cuts)
     lo = "0" if boxed else "lo"
 
@@ -148,8 +159,12 @@ def _walk(seg: Segment, tables: tuple[Table, ...]) -> WalkPlan | None:
 # ---- loops ----
 
 
-def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -> Loop:
+def _loop(
+    seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around, lines: bool = False
+) -> Loop:
     """The loop of a segment; of a split sweep only the part of it that lies in the program's chunk.
+
+    ``lines``: where the keys of the call are whole lines of a grid.
 
     One loop over head, body and tail: tiles of the body skip the tests.  Three loops would each fill and drain their
     pipeline, which cost 5 to 10 % on windows and gained nothing on causal masks (docs/performance.md).
@@ -157,15 +172,23 @@ def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -
     start, stop = "0" if seg.tiling.k_cuts else "lo", "end"
     block = _key_block(seg, walk, around.narrow)[0]
     edge = _edge(seg.spans)
+    boxes = KeyBoxes(seg, block) if seg.tiling.k_extent else None
+    on_lines: tuple[str, ...] = ()
+    if boxes is not None and lines:
+        tests, on_lines = boxes.of_lines(edge.tests)
+        edge = replace(edge, tests=tests)
     parts, said = _tests(seg, edge, walk, around)
-    if not edge.upper and walk is None:
+    if boxes is not None:
+        parts = boxes.by_axis([*parts, *on_lines, *boxes.beyond(edge.upper)])
+    elif not edge.upper and walk is None:
         at = f"(j + tl.arange(0, {block}))" if seg.tiling.k_cuts else "k_pos"
         parts.append(f"{at}[None, :] < end")
-    parts = _side_by_side(parts)
+    parts = _side_by_side(parts) if boxes is None else parts
     mask = " & ".join(p if p.startswith("(") and len(parts) == 1 else f"({p})" for p in parts)
     if around.split:
         start, stop = f"tl.maximum({start}, chunk_lo)", f"tl.minimum({stop}, chunk_end)"
-    there = _there(edge) if seg.tiling.k_cuts else ""
+    there = _there(edge) if seg.tiling.k_cuts and not lines else ""
+    needed = f"{mask} {there}" + (" k_pos" if around.alibi else "")
     where = ""
     if has_full:
         where = "j >= body_end"
@@ -178,7 +201,7 @@ def _loop(seg: Segment, has_full: bool, walk: WalkPlan | None, around: Around) -
         mask=mask,
         edge=where,
         there=there,
-        keys=Box(seg, block).inside(f"{mask} {there}") if seg.tiling.k_cuts else (),
+        keys=box_of(seg, block).inside(needed) if seg.tiling.k_cuts else (),
     )
 
 
@@ -220,9 +243,10 @@ def _tests(
 ) -> tuple[list[str], list[str]]:
     """Booleans over the cells of a tile, and the same for people."""
     top = f"y{len(seg.inner)}" if seg.tiling.k_cuts else "k_pos"
-    varying = [f"y{t}" for t, size in enumerate(sizes(seg)) if size != "1"]
+    varying = box_of(seg, "BLOCK_N").varying if seg.tiling.k_cuts else ("k_pos",)
+    keys = f"{top}[None, :]" if top in varying else top
     rows = [x for x in around.varying if x != "q"]
-    names = text.cell_names(rows, [*varying, top] if seg.tiling.k_cuts else [])
+    names = text.cell_names(rows, varying if seg.tiling.k_cuts else ())
     parts, said = [], []
     if walk is not None:
         parts.append(f"({text.floor_by('q_pos', walk.block)} == block_row)[:, None]")
@@ -235,7 +259,7 @@ def _tests(
         if asked:
             # a column beside the keys, or a scalar where it does not depend on the row
             limit = f"{name}[:, None]" if variables(lin) & {*around.varying} else name
-            parts.append(f"{top}[None, :] {sign} {limit}")
+            parts.append(f"{keys} {sign} {limit}")
             said.append(f"{'k' if top == 'k_pos' else top} {sign} {name}")
     for test in span.tests:
         parts.append(text.test_text(test, around.terms, names))

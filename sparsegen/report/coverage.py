@@ -23,6 +23,7 @@ Env = dict[str, Any]
 
 _ROWS = 4  # query rows looked at in a block row
 _POINTS = 24  # keys looked at in a block, for one row, where a segment has tests
+_AT_ONCE = 32  # rows: the keys that they look at are a few megabytes
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,17 @@ def of_schedule(
     q_edges, k_edges = edges(q_len, size[0]), edges(kv_len, size[1])
     rows, looked = sample_rows(q_edges)
     q = rows + (kv_len - q_len if schedule.align == "bottom_right" else 0)
-    env: Env = {"q": q, "q_first": q, "q_last": q, "k_first": 0, "k_last": kv_len - 1}
-    env |= {"q_len": q_len, "kv_len": kv_len}
+    env: Env = {"k_first": 0, "k_last": kv_len - 1, "q_len": q_len, "kv_len": kv_len}
     counts: dict[str, Any] = {}
     for sweep in head.sweeps:
         for segment in sweep.segments:
-            seen = _visible(segment, q, k_edges, env)
-            by_block = over_rows(seen, q_edges, looked)
+            parts = [
+                _visible(
+                    segment, some, k_edges, {**env, "q": some, "q_first": some, "q_last": some}
+                )
+                for some in np.array_split(q, -(-len(q) // _AT_ONCE))
+            ]
+            by_block = over_rows(np.concatenate(parts), q_edges, looked)
             counts[segment.name] = counts.get(segment.name, 0.0) + by_block
     area = over_rows(np.broadcast_to(np.diff(k_edges), (len(q), len(k_edges) - 1)), q_edges, looked)
     exact = looked == 1 and q_len == len(rows) and max(np.diff(k_edges)) <= _POINTS
@@ -140,11 +145,15 @@ def _on_rows(form: Lin, q: Any, env: Env) -> Any:
 
 def _count(lo: Any, many: Any, q: Any, tests: Any, excluded: list[Cube], env: Env) -> Any:
     """Of the ``many`` keys from ``lo`` on, those that pass; float, estimated from some of them if there are tests."""
+    out: Any = many.astype(float)
     if not tests and not excluded:
-        return many.astype(float)
-    k, inside = _sample_keys(lo, many)
-    at: Env = {**env, "q": q[:, None, None], "k": k}
-    at["@terms"] = lambda term: _truth(term, at)
+        return out
+    met = np.nonzero(many)  # most blocks of a picture have no key of a row
+    if not len(met[0]):
+        return out
+    k, inside = _sample_keys(lo[met], many[met])
+    points: Env = {**env, "q": q[met[0]][:, None], "k": k}
+    at: Env = {**points, "@terms": lambda term: _truth(term, points)}
     seen = inside
     for test in tests:
         seen = seen & test.test(at)
@@ -153,7 +162,8 @@ def _count(lo: Any, many: Any, q: Any, tests: Any, excluded: list[Cube], env: En
         for r in cube:
             hidden = hidden & r.test(at)
         seen = seen & ~np.asarray(hidden, bool)
-    return seen.sum(-1) * many / np.maximum(inside.sum(-1), 1)
+    out[met] = seen.sum(-1) * many[met] / inside.sum(-1)
+    return out
 
 
 def _sample_keys(lo: Any, many: Any) -> tuple[Any, Any]:

@@ -58,10 +58,11 @@ def lines_of(
 
     out = []
     for c in found:
-        one = replace(c.schedule, classes=(words.class_of(c.schedule, head),))
-        computed = cost_of(one, *lengths, tile).tile_cells
-        cost = cost_of(c.schedule, *lengths, tile, c.cost.sizes)
-        out.append(Line(c.schedule.label, cells, computed, cost, c.to_measure))
+        one = all_heads = cost_of(c.schedule, *lengths, tile, c.cost.sizes)
+        if len(c.schedule.classes) > 1:
+            own = replace(c.schedule, classes=(words.class_of(c.schedule, head),))
+            one = cost_of(own, *lengths, tile)
+        out.append(Line(c.schedule.label, cells, one.tile_cells, all_heads, c.to_measure))
     return tuple(out)
 
 

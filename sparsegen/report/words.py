@@ -100,7 +100,8 @@ def keys_text(segment: Segment) -> str:
     radixes = _radixes(cuts)
     lines = " x ".join(map(str, radixes[::-1]))
     if any(first.terms or last.terms for first, last in segment.inner):
-        return f"boxes of a grid with lines of {lines}"
+        size = f", in key tiles {segment.tiling.k_extent} wide" if segment.tiling.k_extent else ""
+        return f"boxes of a grid with lines of {lines}{size}"
     wide = [
         _digits_text(first.const, last.const, r)
         for (first, last), r in zip(segment.inner, radixes, strict=True)

@@ -7,6 +7,8 @@ sweep pays for the state that it takes up and hands on.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +20,7 @@ from sparsegen.schedule.chunks import chunks_of
 from sparsegen.schedule.forms import Floor, Lin, Opaque, Prod, value
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.machine import H200, Machine, Sizes
+from sparsegen.schedule.row_blocks import row_blocks
 from sparsegen.schedule.tiles import query_tiles, visit
 from sparsegen.schedule.tree import (
     AnyOf,
@@ -151,32 +154,79 @@ def sweep_cost(
 
     ``split``: its query rows and the keys of the call, where the keys are split over programs.
     """
-    block_m, block_n = tile
-    loads = list(loads)
+    work = _work(list(loads), tile[1], split, machine)
+    return _priced(work, segments, tile, sizes, first=first, split=split, machine=machine)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of some query tiles: key tiles, query tiles that see keys, weighted key tiles of all, of the heaviest program
+    and of the heaviest chunk."""
+
+    key_tiles: int
+    busy: int
+    weighted: float
+    heaviest: float
+    chunk: float
+
+    def __add__(self, other: _Work) -> _Work:
+        return _Work(
+            self.key_tiles + other.key_tiles,
+            self.busy + other.busy,
+            self.weighted + other.weighted,
+            max(self.heaviest, other.heaviest),
+            max(self.chunk, other.chunk),
+        )
+
+
+def _work(
+    loads: list[Load], block_n: int, split: tuple[int, int] | None, machine: Machine
+) -> _Work:
     none = np.zeros(1)
     weighted = np.sum([x.weighted for x in loads], axis=0) if loads else none
     tiles = np.sum([x.tiles for x in loads], axis=0) if loads else none.astype(np.int64)
-    chunks, entries = (1, 0) if split is None else chunks_of(split[1])
+    entries = 0 if split is None else chunks_of(split[1])[1]
     # A program takes one chunk of every segment.
     parts = [-(-x.tiles * block_n // entries) if entries else x.tiles > 0 for x in loads]
     weighted = weighted + machine.program * np.max(parts, axis=0, initial=0)
-    rows = block_m * int(np.count_nonzero(tiles))
-    one = tile_seconds(tile, sizes, machine)
-    work = (float(weighted.sum()) + machine.segment * segments) * one
-    # One program has a processor to itself: it runs at a share of the machine's rate.
-    alone = one * machine.sms * sizes.group / sizes.heads
-    longest = float(weighted.max(initial=0.0)) * alone
-    workspace, launches = 0, 1
+    chunk = 0.0
     if split is not None:
         shares = (np.minimum(1, entries / np.maximum(x.tiles * block_n, 1)) for x in loads)
         first_chunk = sum((x.weighted * s for x, s in zip(loads, shares)), start=none)
-        most = float(first_chunk.max(initial=0.0)) + machine.program
-        longest = min(longest, most * alone)
+        chunk = float(first_chunk.max(initial=0.0))
+    return _Work(
+        key_tiles=int(tiles.sum()),
+        busy=int(np.count_nonzero(tiles)),
+        weighted=float(weighted.sum()),
+        heaviest=float(weighted.max(initial=0.0)),
+        chunk=chunk,
+    )
+
+
+def _priced(
+    work: _Work,
+    segments: int,
+    tile: tuple[int, int],
+    sizes: Sizes,
+    *,
+    first: bool,
+    split: tuple[int, int] | None,
+    machine: Machine,
+) -> SweepCost:
+    rows = tile[0] * work.busy
+    one = tile_seconds(tile, sizes, machine)
+    # One program has a processor to itself: it runs at a share of the machine's rate.
+    alone = one * machine.sms * sizes.group / sizes.heads
+    longest = work.heaviest * alone
+    workspace, launches = 0, 1
+    if split is not None:
+        longest = min(longest, (work.chunk + machine.program) * alone)
+        chunks, _ = chunks_of(split[1])
         workspace, launches = sizes.partial(chunks * split[0]), 2
     return SweepCost(
-        key_tiles=int(tiles.sum()),
+        key_tiles=work.key_tiles,
         rows=rows,
-        matmul=work,
+        matmul=(work.weighted + machine.segment * segments) * one,
         longest=longest,
         state=0 if first else sizes.state(rows),
         workspace=workspace,
@@ -283,9 +333,19 @@ def cost_of_sweep(
     machine: Machine = H200,
 ) -> SweepCost:
     """What one sweep costs for one call."""
-    loads = [load(s, call, tile, rows=sweep.rows, machine=machine) for s in sweep.segments]
     split = split_of(sweep.rows, call) if sweep.split else None
-    return sweep_cost(loads, len(loads), tile, sizes, first=first, split=split, machine=machine)
+    blocks = row_blocks(call[0], call[1], tile[0], sweep.tiling, sweep.rows)
+    parts = (
+        _work(
+            [load(s, call, tile, rows=rows, machine=machine) for s in sweep.segments],
+            tile[1],
+            split,
+            machine,
+        )
+        for rows in blocks
+    )
+    work, segments = functools.reduce(operator.add, parts), len(sweep.segments)
+    return _priced(work, segments, tile, sizes, first=first, split=split, machine=machine)
 
 
 def split_of(rows: tuple[int, int] | None, call: Call) -> tuple[int, int]:

@@ -1,4 +1,7 @@
-"""Visible and computed cells of a schedule, from its closed forms: O(S) time, constant memory, no mask."""
+"""Visible and computed cells of a schedule, from its closed forms: constant memory, no mask.
+
+Visible cells go by periods of rows (``periods``), whole tiles by blocks of query tiles (``row_blocks``).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import numpy as np
 
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule.forms import value
+from sparsegen.schedule.row_blocks import row_blocks
 from sparsegen.schedule.tiles import query_tiles, tile_count, visit
 from sparsegen.schedule.tiling import close
 from sparsegen.schedule.tree import HeadClass, Schedule, Segment, Sweep
@@ -60,10 +64,12 @@ def computed_cells(
     total = 0
     for c in schedule.classes:
         for sweep in c.sweeps:
-            env = _query_tiles(schedule, sweep, q_len, kv_len, block_m)
-            for s in sweep.segments:
-                n = _key_block(s, block_n, narrow_block)
-                total += int(_tiles(s, env, n).sum()) * block_m * n
+            start = _start(schedule, q_len, kv_len)
+            for rows in row_blocks(start, q_len, block_m, sweep.tiling, sweep.rows):
+                env = query_tiles(start, q_len, block_m, 0, kv_len, sweep.tiling, rows)
+                for s in sweep.segments:
+                    n = _key_block(s, block_n, narrow_block)
+                    total += int(_tiles(s, env, n).sum()) * block_m * n
     return total
 
 

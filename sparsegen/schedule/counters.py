@@ -24,7 +24,18 @@ from sparsegen.schedule import shapes
 from sparsegen.schedule.branches import walked_term
 from sparsegen.schedule.digits import Axes, Conjunct, axes_of
 from sparsegen.schedule.facts import chains, moduli
-from sparsegen.schedule.forms import K, Lin, Opaque, Q, Var, floor_, substitute, value, variables
+from sparsegen.schedule.forms import (
+    BIG,
+    K,
+    Lin,
+    Opaque,
+    Q,
+    Var,
+    floor_,
+    substitute,
+    value,
+    variables,
+)
 from sparsegen.schedule.formula import ANYWHERE, Cube, Range, as_mod
 from sparsegen.schedule.intervals import bounds
 from sparsegen.schedule.limits import Limits, limits
@@ -37,10 +48,15 @@ BOX_COST = 8  # times an interval's, of one drawn block
 
 
 class Rows:
-    """Some rows of a call.  The value of every form is worked out once: the terms of a sum share most of them."""
+    """Some rows of a call.  The value of every form is worked out once: the terms of a sum share most of them.
 
-    def __init__(self, call: Call, q: np.ndarray):
+    ``watched``: ``signs`` are those of all differences that a counter has decided by, in the order of its steps.
+    """
+
+    def __init__(self, call: Call, q: np.ndarray, *, watched: bool = False):
         self.q, self.env = q, environment(call, q, q * 0)
+        self.watched = watched
+        self.signs: list[np.ndarray] = []
         self._values: dict[Lin, np.ndarray] = {}
         self._tests: dict[Range, np.ndarray] = {}
 
@@ -54,7 +70,15 @@ class Rows:
         """Truth of a condition on every row."""
         if test not in self._tests:
             self._tests[test] = np.broadcast_to(test.test(self.env), self.q.shape)
+            if self.watched:  # twice and one more, as equal is on the side of greater
+                at = self.of(test.lin)
+                self.decide(2 * (at - test.lo) + 1 if test.lo > -BIG else at * 0)
+                self.decide(2 * (test.hi - at) + 1 if test.hi < BIG else at * 0)
         return self._tests[test]
+
+    def decide(self, difference: np.ndarray) -> None:
+        """Note what hangs on whether this is above or below 0."""
+        self.signs.append(np.sign(difference))
 
 
 @dataclass(frozen=True)
@@ -98,8 +122,12 @@ class Counter:
         lo = np.full(rows.q.shape, first, np.int64)
         hi = np.full(rows.q.shape, last, np.int64)
         for form in self.got.lower:
+            if rows.watched:
+                rows.decide(lo - rows.of(form))
             np.maximum(lo, rows.of(form), out=lo)
         for form in self.got.upper:
+            if rows.watched:
+                rows.decide(hi - rows.of(form))
             np.minimum(hi, rows.of(form), out=hi)
         for test in self.got.rows:
             hi = np.where(rows.hold(test), hi, lo - 1)
@@ -107,6 +135,8 @@ class Counter:
 
     def between(self, lo: np.ndarray, hi: np.ndarray, rows: Rows) -> np.ndarray:
         """Passing keys from ``lo`` to ``hi``, which lie in the interval."""
+        if rows.watched:
+            rows.decide(hi - lo + 1)
         if self.box is not None:
             inside = self.box.below(hi + 1, rows) - self.box.below(lo, rows)
             return np.where(hi >= lo, inside, 0)
@@ -146,6 +176,9 @@ class Box:
             radix = None if top else self.steps[t + 1] // step
             digit = x // step if radix is None else x // step % radix
             lo, hi = axis.ends(rows, 0, rows.env["k_last"] // step if radix is None else radix - 1)
+            if rows.watched:
+                for difference in (hi - digit + 1, hi - digit, lo - digit):
+                    rows.decide(difference)
             less = axis.between(lo, np.minimum(hi, digit - 1), rows)
             same = axis.between(np.maximum(lo, digit), np.minimum(hi, digit), rows)
             found = less * every + same * found

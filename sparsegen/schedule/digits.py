@@ -62,6 +62,7 @@ class Axes:
     """The digits of a tiling.
 
     ``rows``, ``keys``: names of the axes, the top one last.  ``static``: what they can be on any call.
+    ``row_names``: what a form of one row may have.  ``key_names``: what tells keys apart.
     ``on_tile``: first and last value over a query tile, as forms.  ``symbols``: what these forms can be.
     """
 
@@ -71,6 +72,8 @@ class Axes:
         self.rows, q, q_static = _axis("q", "x", tiling.q_cuts, -BIG)
         self.keys, k, k_static = _axis("k", "y", tiling.k_cuts, 0)
         self.top = self.keys[-1]
+        self.row_names = frozenset((*self.rows, "k_first", "k_last", "q_len", "kv_len"))
+        self.key_names = frozenset((*self.keys, "k"))  # an opaque form depends on k itself
         self.positions = {"q": q, "k": k}
         lengths = {"q_len": (1, BIG), "kv_len": (1, BIG), "k_first": (0, BIG), "k_last": (0, BIG)}
         self.static = {**lengths, **q_static, **k_static}
@@ -156,16 +159,6 @@ class Axes:
         form = (inner - Lin({g: sign}) - (c.lo - off)) * -sign
         return name, tidy(form - floor_(form, m) * m if m else form, self.static)
 
-    @property
-    def row_names(self) -> frozenset[str]:
-        """Names that a form of one row may have."""
-        return frozenset((*self.rows, "k_first", "k_last", "q_len", "kv_len"))
-
-    @property
-    def key_names(self) -> frozenset[str]:
-        """Names that tell keys apart; an opaque form depends on k itself."""
-        return frozenset((*self.keys, "k"))
-
     def ends(self, lin: Lin, env: Env | None = None) -> tuple[Lin, Lin]:
         """Least and greatest value of a form over a query tile (over ``env``), as forms."""
         lo, hi = ends(lin, self.on_tile if env is None else env)
@@ -173,13 +166,13 @@ class Axes:
 
     def tidy(self, form: Lin) -> Lin:
         """The same form in the tile's symbols, shorter by what is known of them."""
-        return form if self.plain else tidy(form, self.symbols)
+        return form if self.plain else _tidied(self.tiling, form)
 
     def least(self, form: Lin | int) -> int:
         """A bound below all values of a form in the tile's symbols."""
         if self.plain and isinstance(form, Lin):
             return int(bounds(ordered(form), self.symbols)[0])
-        return least(form, self.symbols)
+        return _least(self.tiling, form) if isinstance(form, Lin) else form
 
     def most(self, form: Lin | int) -> int:
         """A bound above all values of a form in the tile's symbols."""
@@ -207,6 +200,16 @@ def axes_of(tiling: Tiling) -> Axes:
 def _in_digits(tiling: Tiling, r: Range) -> Conjunct:
     """The same Ranges come back in branch after branch of a search."""
     return axes_of(tiling).lowered(r)
+
+
+@lru_cache(maxsize=1 << 12)
+def _tidied(tiling: Tiling, form: Lin) -> Lin:
+    return tidy(form, axes_of(tiling).symbols)
+
+
+@lru_cache(maxsize=1 << 13)
+def _least(tiling: Tiling, form: Lin) -> int:
+    return least(form, axes_of(tiling).symbols)
 
 
 def radices(cuts: tuple[int, ...]) -> tuple[int, ...]:

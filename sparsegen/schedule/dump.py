@@ -56,7 +56,8 @@ def tiling_text(sweep: Sweep) -> str:
 
 
 def _segment(s: Segment) -> Iterator[str]:
-    cuts = f" (keys cut at {', '.join(map(str, s.tiling.k_cuts))})" if s.tiling.k_cuts else ""
+    wide = f", key tiles {s.tiling.k_extent} wide" if s.tiling.k_extent else ""
+    cuts = f" (keys cut at {', '.join(map(str, s.tiling.k_cuts))}{wide})" if s.tiling.k_cuts else ""
     yield f"segment {s.name}{cuts}: {s.branch}"
     yield f"  row   {s.row_lo} .. {s.row_hi}"
     yield f"  tile  {s.tile_lo} .. {s.tile_hi}" + (f"  ({s.width} keys)" if s.width else "")

@@ -25,12 +25,13 @@ from sparsegen.schedule.forms import (
     Table,
     Var,
     floor_,
-    inside,
+    one,
     var,
     variables,
 )
 from sparsegen.schedule.formula import Cube, Range, as_mod
-from sparsegen.schedule.intervals import bounds, cdiv, fdiv, vmax, vmin
+from sparsegen.schedule.intervals import bounds, fdiv, terms_more
+from sparsegen.schedule.narrowing import narrowed
 
 
 @dataclass(frozen=True)
@@ -122,20 +123,20 @@ def subst(lin: Lin, forms: dict[str, Lin], env: dict[str, Any]) -> Lin:
     for g, c in lin.terms:
         match g:
             case Var(n):
-                new = forms.get(n, Lin({g: 1}))
+                new = forms.get(n) or one(g)
             case Floor(a, m):
                 new = floor_(subst(a, forms, env), m)
                 for h, d in new.terms:
                     if isinstance(h, Floor):
                         lo, hi = bounds(h.arg, env)
                         if lo // h.m == hi // h.m:
-                            new = new - Lin({h: d}) + d * (lo // h.m)
+                            new = new.without(h) + d * (lo // h.m)
             case Table(n, a):
                 new = Lin({Table(n, subst(a, forms, env)): 1})
             case Prod(a, b):
                 new = Lin({Prod(subst(a, forms, env), subst(b, forms, env)): 1})
             case _:
-                new = Lin({g: 1})
+                new = one(g)
         out = out + new * c
     return out
 
@@ -157,10 +158,9 @@ def subst_range(r: Range, forms: dict[str, Lin], env: dict[str, Any]) -> Range:
     )
 
 
-# Differences are kept: a proof of one cube asks for the same ones as that of its neighbours.
 @lru_cache(maxsize=1 << 14)
-def _without(lin: Lin, g: Generator, c: int) -> Lin:
-    return lin - Lin({g: c})
+def _generators(lin: Lin) -> frozenset[Generator]:
+    return frozenset(g for g, _ in lin.terms)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -168,29 +168,7 @@ def _rests(lin: Lin, known: Lin) -> tuple[tuple[int, Lin], ...]:
     """(s, lin - s * known) for every s that removes a term, where no more terms are left than before."""
     have = dict(lin.terms)
     scales = {have[g] // c for g, c in known.terms if g in have and have[g] % c == 0}
-    pairs = [(s, lin - known * s) for s in sorted(scales)]
-    return tuple((s, rest) for s, rest in pairs if len(rest.terms) <= len(lin.terms))
-
-
-def narrow(lin: Lin, lo: Any, hi: Any, env: dict[str, Any], names: set[str]) -> None:
-    """Tighten env[v] for v in names from lo <= lin <= hi (None: no bound).  One pass of bounds propagation."""
-    for g, c in lin.terms:
-        if not isinstance(g, (Var, Floor)) or not inside(g) & names:
-            continue
-        rlo, rhi = bounds(_without(lin, g, c), env)
-        a, b = (None if lo is None else lo - rhi), (None if hi is None else hi - rlo)
-        if c < 0:
-            a, b = (None if b is None else -b), (None if a is None else -a)
-        a, b = (None if a is None else cdiv(a, abs(c))), (None if b is None else fdiv(b, abs(c)))
-        if isinstance(g, Floor):
-            up = None if b is None else b * g.m + (g.m - 1)
-            narrow(g.arg, None if a is None else a * g.m, up, env, names)
-        elif g.name in names:
-            low, high = env[g.name]
-            env[g.name] = (
-                low if a is None else vmax(low, a),
-                high if b is None else vmin(high, b),
-            )
+    return tuple((s, lin - known * s) for s in sorted(scales) if terms_more(lin, known, s) <= 0)
 
 
 @lru_cache(maxsize=1 << 8)
@@ -243,13 +221,13 @@ class Facts:
         ]
         for r in cube:
             self.known += _in_digits(r, chain, dom)
+        self.known_of = [(r, _generators(r.lin)) for r in self.known]
         BUDGET.spend(8 * len(self.known))
-        self.env = dict(self.static)
-        names = set(self.static)
+        self.env = env = dict(self.static)
+        names = [tuple(n for n in variables(r.lin) if n in env) for r in self.known]
         for _ in range(2):
-            for r in self.known:
-                lo, hi = (None if r.lo <= -BIG else r.lo), (None if r.hi >= BIG else r.hi)
-                narrow(r.lin, lo, hi, self.env, names)
+            for r, own in zip(self.known, names, strict=True):
+                env.update(zip(own, narrowed(r, own, tuple([env[n] for n in own]))))
 
     def bound(self, lin: Lin) -> tuple[int, int]:
         """Interval of a form in q and k."""
@@ -264,7 +242,10 @@ class Facts:
         BUDGET.spend(1)
         lo, hi = bounds(lin, self.env)
         if depth:
-            for f in self.known:
+            own = _generators(lin)
+            for f, generators in self.known_of:
+                if own.isdisjoint(generators):
+                    continue
                 for s, rest in _rests(lin, f.lin):
                     deeper = depth - 1 if len(rest.terms) < len(lin.terms) else 0
                     rlo, rhi = self._search(rest, deeper)

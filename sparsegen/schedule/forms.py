@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sparsegen.schedule.text import expr_text
 from sparsegen.spec import expr as ex
 
+UNREAD: Any = object()  # what a form does not know of itself yet
 BIG = 1 << 100  # "no bound" in ranges; every position, length and constant is far below FAR
 FAR = 1 << 63
 
@@ -25,7 +27,7 @@ FAR = 1 << 63
 class Lin:
     """Canonical sum: generators sorted by their text, no zero coefficient."""
 
-    __slots__ = ("_hash", "_str", "const", "terms")
+    __slots__ = ("_hash", "_remainder", "_str", "const", "terms")
 
     def __init__(self, terms: Any = (), const: int = 0):
         items = terms.items() if isinstance(terms, dict) else terms
@@ -36,12 +38,14 @@ class Lin:
         self.const = const
         self._hash: int | None = None
         self._str: str | None = None
+        self._remainder: Any = UNREAD
 
     @classmethod
     def _sorted(cls, terms: tuple[tuple[Generator, int], ...], const: int) -> Lin:
         """From terms that are in order already: the analysis spends most of its time here."""
         out = cls.__new__(cls)
         out.terms, out.const, out._hash, out._str = terms, const, None, None
+        out._remainder = UNREAD
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -62,11 +66,16 @@ class Lin:
         out = dict(self.terms)
         for g, c in other.terms:
             out[g] = out.get(g, 0) + c
+        if len(out) == len(self.terms):  # no generator is new, so they are in order
+            kept = tuple([term for term in out.items() if term[1]])
+            return Lin._sorted(kept, self.const + other.const)
         return Lin(out, self.const + other.const)
 
     __radd__ = __add__
 
     def __mul__(self, n: int) -> Lin:
+        if n == 1:
+            return self
         if not n:
             return Lin()
         return Lin._sorted(tuple([(g, c * n) for g, c in self.terms]), self.const * n)
@@ -81,6 +90,10 @@ class Lin:
 
     def __rsub__(self, other: Any) -> Lin:
         return -self + other
+
+    def without(self, g: Generator) -> Lin:
+        """The form less its term of a generator."""
+        return Lin._sorted(tuple([term for term in self.terms if term[0] != g]), self.const)
 
     def __str__(self) -> str:
         if self._str is None:
@@ -104,71 +117,60 @@ class Lin:
 
 
 class _Node:
-    """A generator: its hash is kept, since forms are looked up all the time."""
+    """A generator.  Equal ones are one object: forms compare and look them up all the time, and so it costs nothing."""
 
-    def __hash__(self) -> int:
-        kept: int | None = self.__dict__.get("_hash")
-        if kept is None:
-            kept = hash((type(self), *(getattr(self, f.name) for f in fields(self))))  # type: ignore[arg-type]
-            self.__dict__["_hash"] = kept
-        return kept
+    def __new__(cls, *parts: Any) -> Any:
+        key = (cls, *parts)
+        found = _NODES.get(key)
+        return _NODES.setdefault(key, object.__new__(cls)) if found is None else found
 
-    def __getstate__(self) -> dict[str, Any]:  # hashes of strings differ between processes
-        return {k: v for k, v in self.__dict__.items() if k != "_hash"}
+    def __reduce__(self) -> Any:  # by its parts, so that it is the one object again
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
+_NODES: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False)
 class Var(_Node):
     name: str
 
-    __hash__ = _Node.__hash__
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Floor(_Node):
     """floor(arg / m), m >= 2."""
 
     arg: Lin
     m: int
 
-    __hash__ = _Node.__hash__
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table(_Node):
     """A run-time integer table that never decreases in its argument (document start, document end)."""
 
     name: str
     arg: Lin
 
-    __hash__ = _Node.__hash__
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Opaque(_Node):
     """1 where the expression holds, else 0; nothing else is known of it."""
 
     expr: ex.Bool
 
-    __hash__ = _Node.__hash__
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prod(_Node):
     a: Lin
     b: Lin
 
-    __hash__ = _Node.__hash__
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pick(_Node):
     """The least ("min") or greatest ("max") of the arguments.  Only in closed forms."""
 
     op: str
     args: tuple[Lin, ...]
-
-    __hash__ = _Node.__hash__
 
 
 Generator = Var | Floor | Table | Opaque | Prod | Pick
@@ -200,7 +202,12 @@ def _key(term: tuple[Generator, int]) -> str:
 
 def var(name: str) -> Lin:
     """The form that is one variable."""
-    return Lin(((Var(name), 1),))
+    return one(Var(name))
+
+
+def one(g: Generator) -> Lin:
+    """The form that is one generator."""
+    return Lin._sorted(((g, 1),), 0)
 
 
 Q, K = var("q"), var("k")
@@ -226,7 +233,7 @@ def floor_(lin: Lin, m: int) -> Lin:
     (gen, c), *more = rest.terms
     if not more and c == 1 and isinstance(gen, Floor):
         return whole + floor_(gen.arg + rest.const * gen.m, gen.m * m)
-    return whole + Lin({Floor(rest, m): 1})
+    return whole + one(Floor(rest, m))
 
 
 def mod_(lin: Lin, m: int) -> Lin:
@@ -243,6 +250,7 @@ def variables(lin: Lin) -> frozenset[str]:
     return frozenset(out)
 
 
+@lru_cache(maxsize=1 << 16)
 def inside(g: Generator) -> frozenset[str]:
     """Names that a generator depends on; an opaque one may depend on everything."""
     match g:
@@ -283,7 +291,7 @@ def substitute(lin: Lin, forms: Mapping[str, Lin]) -> Lin:
     for g, c in lin.terms:
         match g:
             case Var(n):
-                new = forms.get(n, Lin({g: 1}))
+                new = forms.get(n) or one(g)
             case Floor(a, m):
                 new = floor_(substitute(a, forms), m)
             case Table(n, a):
@@ -293,7 +301,7 @@ def substitute(lin: Lin, forms: Mapping[str, Lin]) -> Lin:
             case Pick(op, args):
                 new = Lin({Pick(op, tuple(substitute(a, forms) for a in args)): 1})
             case _:
-                new = Lin({g: 1})
+                new = one(g)
         out = out + new * c
     return out
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sparsegen.schedule.forms import (
@@ -69,14 +70,14 @@ class Blowup(Exception):
     """The normal form would be too large; the caller keeps the expression as one opaque generator."""
 
 
+@lru_cache(maxsize=1 << 14)
 def as_mod(lin: Lin) -> tuple[Lin, int, int] | None:
     """(L, m, off) where lin is exactly L % m + off, else None."""
     for g, c in lin.terms:
         if isinstance(g, Floor) and c < 0:
             for inner, m in remainders(g, lin):
-                rest = lin - (inner - Lin({g: m}))
-                if c == -m and not rest.terms:
-                    return inner, m, rest.const
+                if c == -m and lin.without(g).terms == inner.terms:
+                    return inner, m, lin.const - inner.const
     return None
 
 

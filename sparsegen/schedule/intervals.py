@@ -14,6 +14,7 @@ from sparsegen.schedule.forms import (
     BIG,
     K_FIRST,
     Q_FIRST,
+    UNREAD,
     Env,
     Floor,
     Generator,
@@ -43,11 +44,15 @@ def cdiv(a: Any, m: int) -> Any:
 
 def vmax(a: Any, b: Any) -> Any:
     """The greater of two ints, arrays or forms."""
+    if type(a) is int and type(b) is int:  # by far the most
+        return a if a >= b else b
     return _vpick("max", a, b)
 
 
 def vmin(a: Any, b: Any) -> Any:
     """The less of two ints, arrays or forms."""
+    if type(a) is int and type(b) is int:
+        return a if a <= b else b
     return _vpick("min", a, b)
 
 
@@ -124,12 +129,12 @@ SYMBOLS = _Symbols()
 
 def gen_bounds(g: Generator, env: Env) -> tuple[Any, Any]:
     """Interval of a generator."""
+    if type(g) is Floor:  # by far the most
+        lo, hi = bounds(g.arg, env)
+        return fdiv(lo, g.m), fdiv(hi, g.m)
     match g:
         case Var(n):
             return env[n]  # type: ignore[no-any-return]
-        case Floor(a, m):
-            lo, hi = bounds(a, env)
-            return fdiv(lo, m), fdiv(hi, m)
         case Table(n, a):
             return -BIG, BIG
         case Opaque(_):
@@ -161,7 +166,9 @@ def bounds(lin: Lin, env: Env) -> tuple[Any, Any]:
     for g, c in lin.terms:
         glo, ghi = env[g.name] if type(g) is Var else gen_bounds(g, env)
         lo, hi = (lo + c * glo, hi + c * ghi) if c > 0 else (lo + c * ghi, hi + c * glo)
-    split = _remainder_in(lin)
+    split = lin._remainder
+    if split is UNREAD:
+        split = lin._remainder = _remainder_in(lin)
     if split is not None:
         inner, m, s, rest = split
         rlo, rhi = bounds(rest, env)
@@ -180,15 +187,23 @@ def _remainder_in(lin: Lin) -> tuple[Lin, int, int, Lin] | None:
         if isinstance(g, Floor):
             for inner, m in remainders(g, lin):
                 s = -c // m
-                rest = lin - (inner - Lin({g: m})) * s
-                if len(rest.terms) < len(lin.terms):
-                    return inner, m, s, rest
+                if terms_more(lin, inner, s) <= 0:  # and the floor itself leaves
+                    return inner, m, s, (lin - inner * s).without(g)
     return None
+
+
+def terms_more(lin: Lin, other: Lin, s: int) -> int:
+    """How many terms more lin - s * other has than lin."""
+    have, more = dict(lin.terms), 0
+    for g, c in other.terms:
+        here = have.get(g)
+        more += 1 if here is None else -(here == s * c)
+    return more
 
 
 def remainders(g: Floor, lin: Lin) -> Iterable[tuple[Lin, int]]:
     """Ways to read c*g = c*floor(inner/m) so that inner - m*g can be split off."""
-    c = dict(lin.terms)[g]
+    c = next(d for h, d in lin.terms if h == g)
     if c % g.m == 0:
         yield g.arg, g.m
     for h, _ in lin.terms:

@@ -83,7 +83,7 @@ def invert(
     if found is None:
         return None
     g, c = found
-    rest = lin - Lin({g: c})
+    rest = lin.without(g)
     a = None if lo is None else lo - rest
     b = None if hi is None else hi - rest
     a, b = _scaled(a, b, c)
@@ -103,7 +103,7 @@ def enclose(
     if found is None:
         return None
     g, c = found
-    rlo, rhi = bounds(lin - Lin({g: c}), env)
+    rlo, rhi = bounds(lin.without(g), env)
     if strict:
         rlo, rhi = rhi, rlo
     a, b = _scaled(None if lo is None else lo - rhi, None if hi is None else hi - rlo, c)

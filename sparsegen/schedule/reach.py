@@ -17,7 +17,7 @@ OVERHANG = 1 << 12  # rows and entries of a tile beyond the last position; no bl
 class Sizes:
     """Largest |value| of every name while |positions| and lengths are at most ``far``.
 
-    Digits of lower axes stay below their radix.  On the top axes a tile goes on beyond the last position: by OVERHANG
+    Digits of lower axes stay below their radix, but for key tiles that are boxes.  On the top axes a tile goes on beyond the last position: by OVERHANG
     steps, and so do the positions that are put together from digits.
     """
 
@@ -26,7 +26,8 @@ class Sizes:
         self._digits: dict[str, int] = {}
         for axis, cuts in (("x", tiling.q_cuts), ("y", tiling.k_cuts)):
             for t, radix in enumerate(radices(cuts)):
-                self._digits[f"{axis}{t}"] = radix - 1
+                beyond = OVERHANG if axis == "y" and tiling.k_extent else 0
+                self._digits[f"{axis}{t}"] = radix - 1 + beyond
             if cuts:
                 self._digits[f"{axis}{len(cuts)}"] = far // cuts[-1] + 1 + OVERHANG
 
@@ -40,22 +41,20 @@ def position_limit(segments: Iterable[Segment]) -> int:
     every: dict[Tiling, list[Segment]] = {}
     for s in segments:
         every.setdefault(s.tiling, []).append(s)
-    read = [(tiling, *_read(some)) for tiling, some in every.items()]
-
-    def fits(p: int) -> bool:
-        for tiling, forms, exprs in read:
-            sizes = Sizes(tiling, p)
-            if any(worst(f, sizes)[1] > INT32 for f in forms) or any(
-                expr_worst(e, sizes.positions)[1] > INT32 for e in exprs
-            ):
-                return False
-        return True
-
-    low, high = 0, INT32 - OVERHANG
+    left = [(t, x) for t, some in every.items() for forms in _read(some) for x in forms]
+    low = 0
+    p = high = INT32 - OVERHANG
     while low < high:
-        mid = (low + high + 1) // 2
-        low, high = (mid, high) if fits(mid) else (low, mid - 1)
+        sizes = {tiling: Sizes(tiling, p) for tiling in every}
+        over = [(t, x) for t, x in left if _peak(x, sizes[t]) > INT32]
+        low, high = (low, p - 1) if over else (p, high)
+        left = over or left  # what fits here fits at all lesser positions
+        p = (low + high + 1) // 2
     return low
+
+
+def _peak(x: Lin | ex.Bool, sizes: Sizes) -> int:
+    return (worst(x, sizes) if isinstance(x, Lin) else expr_worst(x, sizes.positions))[1]
 
 
 def worst(lin: Lin, sizes: Sizes) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sparsegen.schedule import cost, naming, reach, shortfalls
+from sparsegen.schedule import cost, key_boxes, naming, reach, shortfalls
 from sparsegen.schedule.choose import choose
 from sparsegen.schedule.cost import Call, Cost
 from sparsegen.schedule.facts import ANALYSIS, ANY_LENGTH, Domain
@@ -53,7 +53,27 @@ def candidates(
     q_len, kv_len = typical_call(lengths, most_keys)
     call: Call = (kv_len - q_len if align == "bottom_right" else 0, q_len, 0, kv_len)
     with ANALYSIS:
-        return of_plan(prepare(rules, align, lengths), call, tile, sizes, machine)
+        found = of_plan(prepare(rules, align, lengths), call, tile, sizes, machine)
+    return _with_twins(found, call, tile, sizes, machine)
+
+
+def _with_twins(
+    found: tuple[Candidate, ...],
+    call: Call,
+    tile: tuple[int, int],
+    sizes: Sizes,
+    machine: Machine,
+) -> tuple[Candidate, ...]:
+    """And with boxes for key tiles (``key_boxes``), wherever these are near the best; each behind what it is made of."""
+    _, q_len, k_start, kv_len = call
+    near = [c for c in found if c.to_measure]
+    for c in tuple(near):
+        schedule = key_boxes.twin(c.schedule, call)
+        if schedule is not None:
+            seconds = cost.cost_of(schedule, q_len, kv_len, tile, sizes, machine, k_start)
+            if seconds.seconds <= WITHIN * found[0].cost.seconds:
+                near.append(Candidate(schedule, seconds))
+    return (*sorted(near, key=_doubted), *(c for c in found if not c.to_measure))
 
 
 def of_plan(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
-from sparsegen.schedule.branches import PROOF_STEPS
+from sparsegen.schedule.branches import PROOF_STEPS, Branch
 from sparsegen.schedule.forms import Opaque, text
 from sparsegen.schedule.formula import CAP, Cube
 from sparsegen.schedule.limits import LONGEST_FORM, watch_long_forms
 from sparsegen.schedule.tiling import close
-from sparsegen.schedule.tree import Segment
+from sparsegen.schedule.tree import Segment, Tiling
 from sparsegen.spec import expr as ex
 
 UNPROVEN = (
@@ -29,9 +30,14 @@ def of_cubes(cubes: Iterable[Cube]) -> Iterator[str]:
 
 def of_segment(segment: Segment) -> Iterator[str]:
     """Closed forms that were given up for their length while the segment was closed."""
-    with watch_long_forms() as found:
-        close.__wrapped__(segment.branch, segment.tiling)  # a remembered segment would tell nothing
-    if found:
+    if _long_forms(segment.branch, segment.tiling):
         yield (
             f"{segment.name}: forms of more than {LONGEST_FORM} operations became tests or wider limits"
         )
+
+
+@lru_cache(maxsize=1 << 12)
+def _long_forms(branch: Branch, tiling: Tiling) -> bool:
+    with watch_long_forms() as found:
+        close.__wrapped__(branch, tiling)  # a remembered segment would tell nothing
+    return bool(found)

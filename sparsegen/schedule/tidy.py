@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from sparsegen.schedule.forms import Env, Floor, Lin, Pick, Prod, floor_, product, size
+from sparsegen.schedule.forms import Env, Floor, Lin, Pick, Prod, floor_, one, product, size
 from sparsegen.schedule.intervals import bounds, ordered, pick, pick_args
 
 LONGEST_PROOF = 100  # operations; picks of longer forms are not taken apart, which doubles with every one of them
@@ -33,7 +33,7 @@ def least(form: Lin | int, symbols: Env) -> int:
     found = [int(bounds(x, symbols)[0]) for x in (form, ordered(form), *_joined_floors(form))]
     for g, c in form.terms:
         if isinstance(g, Pick):  # rest - min(a, b) is the greater of rest - a and rest - b
-            rest = form - Lin({g: c})
+            rest = form.without(g)
             ends = [least(rest + a * c, symbols) for a in g.args]
             found.append(max(ends) if (g.op == "max") == (c > 0) else min(ends))
             break
@@ -61,7 +61,7 @@ def tidy(lin: Lin, env: Env) -> Lin:
             case Pick(op, args):
                 new = _pick(op, [tidy(a, env) for a in args], env)
             case _:
-                new = Lin({g: 1})
+                new = one(g)
         out = out + new * c
     return out
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,9 @@ def visit(segment: Segment, env: Mapping[str, Any], block_n: int) -> Visit:
     inner = tuple((of(lo), np.maximum(of(hi) - of(lo) + 1, 0)) for lo, hi in segment.inner)
     width = math.prod((n for _, n in inner), start=wide(1))
     entries = np.maximum(last - first + 1, 0) * width
+    if segment.tiling.k_extent:
+        counts = (*(n for _, n in inner), np.maximum(last - first + 1, 0))
+        entries = math.prod(_boxes(counts, segment.tiling, block_n), start=wide(block_n))
     none = np.zeros(shape, np.int64)
     if segment.full_lo is None or segment.full_hi is None:
         return Visit(first, last, inner, width, entries, none, none, block_n)
@@ -189,15 +192,62 @@ def tile_rows(
 
 
 def entry_keys(
-    first: int, inner: tuple[tuple[int, int], ...], entries: np.ndarray, tiling: Tiling
+    first: int,
+    inner: tuple[tuple[int, int], ...],
+    entries: np.ndarray,
+    tiling: Tiling,
+    block_n: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Keys of numbered entries of a box (``first``: of the top axis; inner: first digit and size): "k" and the digits."""
+    """Keys of numbered entries of a box (``first``: of the top axis; inner: first digit and size): "k" and the digits.
+
+    ``block_n``: entries of a key tile, which matter where the tiling has a ``k_extent``.
+    """
     if not tiling.k_cuts:
         return {"k": first + entries}
     out: dict[str, np.ndarray] = {}
-    k, rest = np.zeros_like(entries), entries
-    for t, step in enumerate((1, *tiling.k_cuts)):
-        top = t == len(tiling.k_cuts)
-        out[f"y{t}"] = first + rest if top else inner[t][0] + rest % inner[t][1]
-        k, rest = k + step * out[f"y{t}"], rest if top else rest // inner[t][1]
+    k = np.zeros_like(entries)
+    digits = _entry_digits(first, inner, entries, tiling, block_n)
+    for t, (step, digit) in enumerate(zip((1, *tiling.k_cuts), digits, strict=True)):
+        out[f"y{t}"] = digit
+        k = k + step * digit
     return {**out, "k": k}
+
+
+def _entry_digits(
+    first: int,
+    inner: tuple[tuple[int, int], ...],
+    entries: np.ndarray,
+    tiling: Tiling,
+    block_n: int,
+) -> Iterator[np.ndarray]:
+    if not tiling.k_extent:
+        for lo, n in inner:
+            yield lo + entries % n
+            entries = entries // n
+        yield first + entries
+        return
+    at, within = np.divmod(entries, block_n)
+    sizes = key_tile(tiling, block_n)
+    counts = _boxes([n for _, n in inner], tiling, block_n)
+    for (lo, _), size, count in zip(inner, sizes, counts):
+        yield lo + at % count * size + within % size
+        at, within = at // count, within // size
+    yield first + at * sizes[len(inner)] + within % sizes[len(inner)]
+
+
+def key_tile(tiling: Tiling, block_n: int) -> tuple[int, ...]:
+    """A key tile's size on every key axis, where the tiling has a ``k_extent``."""
+    if block_n % tiling.k_extent:
+        raise ValueError(f"tiles of {block_n} keys are no boxes {tiling.k_extent} digits wide")
+    return (tiling.k_extent, block_n // tiling.k_extent, *(1 for _ in tiling.k_cuts[1:]))
+
+
+def _boxes(counts: Sequence[Any], tiling: Tiling, block_n: int) -> list[Any]:
+    """Key tiles along each axis that has ``counts`` digits."""
+    return [-(-n // size) for n, size in zip(counts, key_tile(tiling, block_n))]
+
+
+def within(visited: Visit, keys: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which keys are of the box of the one query tile that was visited: key tiles that are boxes have more."""
+    ends = [int(first) + int(n) - 1 for first, n in visited.inner] + [int(visited.last)]
+    return np.logical_and.reduce([keys[f"y{t}"] <= end for t, end in enumerate(ends)])

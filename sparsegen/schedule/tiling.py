@@ -33,7 +33,12 @@ from sparsegen.schedule.tree import (
 
 @lru_cache(maxsize=1 << 12)
 def close(branch: Branch, tiling: Tiling = IDENTITY) -> Segment | None:
-    """The segment of a branch, unnamed; None where the tiling is not for it (tables have runs of queries and keys)."""
+    """The segment of a branch, unnamed; None where the tiling is not for it: tables have runs, ``k_extent`` no full part."""
+    found = _closed(branch, tiling)
+    return None if found and tiling.k_extent and found.full_lo is not None else found
+
+
+def _closed(branch: Branch, tiling: Tiling) -> Segment | None:
     axes = axes_of(tiling)
     if len(branch.alts) == 1:
         return _close_one(branch, axes)

@@ -35,6 +35,10 @@ With a full part (``full_lo`` <= ``full_hi`` on the top axis, and every guard ho
     body > 0:   head tiles are "head", the next body tiles "full", the rest to the end of the box "tail"
     body == 0:  all tiles are "whole"
 
+With ``k_extent`` W a key tile is a box instead of consecutive entries: W digits on axis 0, N / W on axis 1, one on axis 2
+where there is one.  So a box of n0 x n1 (x n2) digits has ceil(n0 / W) * ceil(n1 * W / N) (* n2) key tiles, axis 0 again
+fastest; digits beyond the last of an axis are computed and masked.  Such a segment has no full part.
+
 Spans that would say the same are left out, so a segment has one of these lists:
 
     (whole,)                    no full part (``full_lo`` is None): body = 0 on every tile
@@ -72,12 +76,15 @@ class Tiling:
     ``q_cuts`` / ``k_cuts`` split a position into mixed-radix digits, ``()`` means runs of neighbours (the identity).
     ``extent``: the query tile's size on every lower axis, as many as there are query cuts, powers of two with a product
     of 32 at most, so that any BLOCK_M holds them; the top axis gets the rest of BLOCK_M.
-    Segments of one sweep have equal ``q_cuts`` and ``extent``; each has ``k_cuts`` of its own.
+    ``k_extent``: a key tile's size on the lowest key axis, a power of two of 16 at most; 0: its keys are entries one after
+    the other.
+    Segments of one sweep have equal ``q_cuts`` and ``extent``; each has ``k_cuts`` and ``k_extent`` of its own.
     """
 
     q_cuts: tuple[int, ...] = ()
     extent: tuple[int, ...] = ()
     k_cuts: tuple[int, ...] = ()
+    k_extent: int = 0
 
 
 IDENTITY = Tiling()

@@ -18,6 +18,7 @@ from sparsegen.schedule.tiles import (
     tile_count,
     tile_rows,
     visit,
+    within,
 )
 from sparsegen.schedule.transpose import TRANSPOSED
 from sparsegen.schedule.tree import (
@@ -219,6 +220,8 @@ def _key_tiles(
         for k, rows in _walk(segment.table, env, call, q) if live else ():
             yield spans["whole"], {"k": k}, rows
         return
+    tiling = segment.tiling
+    block_n = -(-block_n // (tiling.k_extent or 1)) * (tiling.k_extent or 1)  # whole boxes
     got = visit(segment, env, block_n)
     counts = {kind: int(n) for kind, n in got.tiles(block_n).items()}
     inner = tuple((int(a), int(n)) for a, n in got.inner)
@@ -229,7 +232,9 @@ def _key_tiles(
             raise ScheduleError(f"{segment.name}: no {kind} span, but {counts[kind]} tiles of it")
         for _ in range(counts[kind]):
             entries = np.arange(at, at + block_n)
-            yield span, entry_keys(int(got.first), inner, entries, segment.tiling), True  # type: ignore[misc]
+            keys = entry_keys(int(got.first), inner, entries, tiling, block_n)
+            here = within(got, keys)[None, :] if tiling.k_extent else True
+            yield span, keys, here  # type: ignore[misc]
             at += block_n
 
 

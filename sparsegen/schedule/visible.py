@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from sparsegen.errors import InputError
+from sparsegen.schedule import periods
 from sparsegen.schedule.branches import Branch
 from sparsegen.schedule.counters import Counter, Rows, counter_of
 from sparsegen.schedule.formula import Cube, conj
 from sparsegen.schedule.verify import Call, environment
 
-ROWS_AT_ONCE = 1 << 13  # the values of one form are 64 KiB: they stay in the cache of a core
 MOST_CUBES = 6  # of inclusion and exclusion: 2^6 terms
 MOST_DRAWN = 1 << 25  # blocks looked at for one cube of a table; beyond: sampled
 CELLS_AT_ONCE = 1 << 20
@@ -26,17 +27,19 @@ SAMPLED_ROWS = 256
 
 def visible_cells(branch: Branch, call: Call) -> tuple[int, bool]:
     """(cells that a branch shows in a call, exact); estimated from sampled rows where not exact."""
-    start, q_len, _, _ = call
+    _, q_len, _, kv_len = call
     terms = _terms(branch)
     drawn = max((c.drawn_blocks for _, c in terms or ()), default=0)
-    if terms is None or drawn * q_len > MOST_DRAWN:
+    if terms is not None and drawn * q_len <= MOST_DRAWN and periods.affordable(terms, q_len):
+        return periods.total(terms, call), True
+    if kv_len <= MOST_CELLS:
         return _walked(branch, call)
-    total = 0
-    for first in range(0, q_len, ROWS_AT_ONCE):
-        q = start + np.arange(first, min(first + ROWS_AT_ONCE, q_len), dtype=np.int64)
-        rows = Rows(call, q)
-        total += sum(sign * int(counter.per_row(rows).sum()) for sign, counter in terms)
-    return total, True
+    if terms is None:
+        raise InputError(
+            f"visible cells of {branch} are counted key by key, for at most {MOST_CELLS:,} keys; "
+            f"this call has {kv_len:,}"
+        )
+    return _sampled(terms, call), False
 
 
 def _terms(branch: Branch) -> list[tuple[int, Counter]] | None:
@@ -64,17 +67,29 @@ def _terms(branch: Branch) -> list[tuple[int, Counter]] | None:
     return [(sign, counters[key]) for key, sign in signs.items() if sign]
 
 
+def _sampled(terms: list[tuple[int, Counter]], call: Call) -> int:
+    """From rows that are counted one by one: their drawn blocks lie far apart."""
+    start, q_len, _, _ = call
+    rows = _spread(q_len, min(SAMPLED_ROWS, q_len))
+    some = (Rows(call, start + rows[i : i + 1]) for i in range(len(rows)))
+    found = sum(sign * int(c.per_row(row)[0]) for row in some for sign, c in terms)
+    return found * q_len // len(rows)
+
+
+def _spread(q_len: int, many: int) -> np.ndarray:
+    """So many rows, irregular steps apart: regular ones would agree with a stride of the pattern."""
+    edges = np.linspace(0, q_len, many + 1)
+    jitter = np.random.default_rng(0).random(many)
+    return (edges[:-1] + jitter * np.diff(edges)).astype(np.int64)
+
+
 def _walked(branch: Branch, call: Call) -> tuple[int, bool]:
     """Cell by cell: all rows while that is cheap, else rows spread irregularly over the call."""
     start, q_len, k_start, kv_len = call
     rows = np.arange(q_len, dtype=np.int64)
     exact = q_len * kv_len <= MOST_CELLS
     if not exact:
-        many = max(min(SAMPLED_ROWS, MOST_CELLS // kv_len, q_len), 1)
-        edges = np.linspace(0, q_len, many + 1)
-        # Irregular steps: regular ones would agree with a stride of the pattern.
-        jitter = np.random.default_rng(0).random(many)
-        rows = (edges[:-1] + jitter * np.diff(edges)).astype(np.int64)
+        rows = _spread(q_len, max(min(SAMPLED_ROWS, MOST_CELLS // kv_len, q_len), 1))
     total, k = 0, (k_start + np.arange(kv_len, dtype=np.int64))[None, :]
     step = max(CELLS_AT_ONCE // kv_len, 1)
     for first in range(0, len(rows), step):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -152,6 +153,23 @@ def test_boxes_of_a_grid() -> None:
     said(f"efficiency ({n} visible)", percent(n, a), percent(n, b))
 
 
+def test_key_boxes_of_a_grid() -> None:
+    e = P.GRID
+    (tiled,), (seen,) = e.segments, e.shown()
+    twin = replace(tiled, tiling=replace(tiled.tiling, k_extent=2))
+    _, got = P.tiles_of(twin, 32, 4)
+    assert got.tiles(4)["whole"].tolist() == [4] * 8
+    inner = tuple((int(first[1]), int(n[1])) for first, n in got.inner)
+    keys = entry_keys(int(got.first[1]), inner, np.arange(16), twin.tiling, 4)
+    boxes = list(zip(keys["y0"].tolist(), keys["y1"].tolist()))
+    lines, columns = ((0, 1), (2, 3)), ((1, 2), (3, 4))
+    assert boxes == [(x, y) for ys in lines for xs in columns for y in ys for x in xs]
+    said("lines", "columns 1, 2", "columns 3, 4")
+    said("2, 3", "box 2", "box 3")
+    share = percent(int(seen.sum()), 32 * 16).replace(" %", "")
+    assert f"32 key tiles in all, {share} % of their cells" in PAGE
+
+
 def test_closed_forms() -> None:
     from sparsegen import Pattern
     from sparsegen.schedule.build import build
@@ -270,7 +288,7 @@ def test_order() -> None:
 def test_limits() -> None:
     """The bounds of the search, and what a window reaches in tiles of its size."""
     rows = re.findall(r"^\| `(\w+)\.([A-Z_]+)` \| ([\d,]+) \|", PAGE, re.M)
-    assert len(rows) == 16
+    assert len(rows) == 18
     for module, name, number in rows:
         is_now = getattr(import_module(f"sparsegen.schedule.{module}"), name)
         assert is_now == int(number.replace(",", "")), f"{module}.{name} is {is_now}"

@@ -7,17 +7,20 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sparsegen.errors import UnsupportedError
-from sparsegen.schedule.build import build, build_from_exprs
+from sparsegen.schedule.build import build, build_from_exprs, candidates
 from sparsegen.schedule.text import expr_text
 from sparsegen.schedule.tree import Schedule, Segment
 from sparsegen.schedule.verify import ScheduleError, class_of, execute, verify, verify_exprs
 from sparsegen.spec.pattern import Pattern
+from tests.evaluator import evaluate
 from tests.schedule.formulas import mask, random_mask, runs
+from tests.spec.random_patterns import random_pattern
 
 FOLDER = Path(__file__).parents[1] / "data" / "acceptance"
 CASES = json.loads((FOLDER / "expected.json").read_text())
@@ -77,6 +80,29 @@ def test_random_masks(seed: int) -> None:
         verify_exprs(schedule, [(None, e)], [length], blocks, starts)
     except ScheduleError as error:
         raise AssertionError(f"{expr_text(e)}: {error}") from error
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_patterns_of_the_language(seed: int) -> None:
+    """Every node that positions decide, four levels deep, per head or not: all candidates show what the evaluator of
+    the fuzz tests sees, which shares no code with the language."""
+    rng = random.Random(f"patterns {seed}")
+    data: dict[str, Any] = {}
+    while not data or not Pattern.from_dict(data).position_only:
+        data = random_pattern(rng, 4)
+        data.pop("problem", None)
+    pattern = Pattern.from_dict(data)
+    calls = [(rng.randint(1, 30), rng.randint(1, 30)) for _ in range(2)]  # grids have 30 cells
+    heads = 6 if "heads" in data else 1
+    wanted = [evaluate(data, *call, heads)[0] for call in calls]
+    for c in candidates(pattern):
+        for (q_len, kv_len), want in zip(calls, wanted):
+            start = kv_len - q_len if pattern.align == "bottom_right" else 0
+            for head in range(heads):
+                rule = pattern.exprs[pattern.head_rule_of(heads)[head]][0]
+                one, tile = class_of(c.schedule, rule), rng.choice([(4, 4), (8, 16), (5, 7)])
+                got = execute(one, (start, q_len, 0, kv_len), *tile)
+                assert (got == want[head]).all(), (data, c.schedule.label, (q_len, kv_len), head)
 
 
 def broken(schedule: Schedule, change: object) -> Schedule:

@@ -194,7 +194,8 @@ def test_candidates_are_distinct_and_cheapest_first() -> None:
         labels = [c.schedule.label for c in found]
         assert len(labels) == len(set(labels)) and all(len(x) < 60 for x in labels)
         near = [c for c in found if c.to_measure]
-        assert found[: len(near)] == tuple(near) and 1 <= len(near) <= 3
+        assert found[: len(near)] == tuple(near)
+        assert 1 <= len([c for c in near if "key boxes" not in c.schedule.label]) <= 3
         others = [c.cost.seconds for c in near if c.schedule.label != "runs"]
         assert others == sorted(others)
 
