@@ -1,12 +1,13 @@
 """Gradients of attention beside FlexAttention, SDPA and FlashAttention-4: interleaved, random data, medians.
 
-    python benchmarks/backward.py [--cases NAME,NAME | causal | structured | all] [--peers all|quick|none]
-                                  [--kernels all|portable|hopper] [--configs N] [--folder DIR] [--out FILE.json]
+    python benchmarks/backward.py [--cases NAME,NAME | causal | structured | all] [--peers all|tiles|quick|none]
+                                  [--designs split,fused,stored] [--workspace BYTES] [--kernels all|portable|hopper] [--configs N]
+                                  [--folder DIR] [--out FILE.json]
                                   [--keep] [--dry]
 
-For each case both gradient kernels are compiled on their candidate schedules with a short list of configurations
+For each case the gradient kernels of the designs (docs/backward.md) are compiled on their candidate schedules with a short list of configurations
 (``CONFIGS``), each alone is checked (room full of NaN before it; sampled rows in float64; the first configuration's
-gradients) and timed, and the fastest pair is measured beside the peers: 0.7 s idle, 6 ms warm-up, 30 ms measured, five
+gradients) and timed, and the fastest of each design is measured beside the peers: 0.7 s idle, 6 ms warm-up, 30 ms measured, five
 rounds in turns, ratio of medians, the L2 cache flushed before every launch and the host's time left out; then each back to
 back at the power limit.  Times are of the backward pass alone, with all that it launches; peak memory is of forward and
 backward together.  Operations are counted as five products a visible cell, whatever a kernel really does.
@@ -35,6 +36,7 @@ from typing import Any
 
 from contender import history_lines
 from gradient_contender import (
+    PARTS,
     Choice,
     GradientContender,
     Samples,
@@ -49,7 +51,8 @@ from gradient_contender import (
 from masks import STRUCTURED
 
 from sparsegen.bench.case import Case
-from sparsegen.codegen.backward import KEYS, QUERIES
+from sparsegen.codegen.backward import QUERIES
+from sparsegen.codegen.backward_planner import KEYS, STORED
 from sparsegen.launch import Kernel, compile_many
 from sparsegen.launch.module import write_modules
 from sparsegen.paths import data_dir
@@ -111,15 +114,17 @@ def main() -> None:
     names = [m for n in options.cases.split(",") if n for m in GROUPS.get(n, [n])]
     folder = Path(options.folder or tempfile.mkdtemp()).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    options.folder = str(folder)  # children are given it, too
     if options.child == "measure":
         return _measure(options, folder)
     if options.child:
-        return _warm(names, int(options.child))
+        return _warm(names, int(options.child), options.peers)
     gpu = find_gpu("h200") if options.dry else _gpu()
     start = time.time()
     cases = [GradientContender(n, *CASES[n]) for n in names]
     wanted = ("portable", "hopper") if options.kernels == "all" else (options.kernels,)
-    plan = [(made, _plan(made, gpu, folder, wanted, options.configs)) for made in cases]
+    parts = [part for design in options.designs.split(",") for part in PARTS[design]]
+    plan = [(made, _plan(made, gpu, folder, wanted, parts, options.configs)) for made in cases]
     (folder / "plan.pickle").write_bytes(pickle.dumps((gpu, plan)))
     print(f"schedules chosen in {time.time() - start:.0f} s", flush=True)
     flex = not options.dry and options.peers != "none"
@@ -139,8 +144,17 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", default="all")
-    parser.add_argument("--peers", choices=["all", "quick", "none"], default="quick")
+    parser.add_argument(
+        "--peers",
+        choices=["all", "tiles", "quick", "none"],
+        default="quick",
+        help="flex as it is (quick), also with tiles of 64 x 64 (tiles), also max-autotune (all)",
+    )
     parser.add_argument("--kernels", choices=["all", "portable", "hopper"], default="all")
+    parser.add_argument("--designs", default="split,fused,stored", help="some of them")
+    parser.add_argument(
+        "--workspace", type=int, default=10 << 30, help="bytes of stored dS; 10 GiB if not given"
+    )
     parser.add_argument(
         "--configs", type=int, default=99, help="of each text on a schedule, at most"
     )
@@ -161,8 +175,10 @@ def _gpu() -> Any:
     return gpu
 
 
-def _plan(made: GradientContender, gpu: Any, folder: Path, wanted: Any, most: int) -> Any:
-    """Configurations of both kernels, at most so many on each schedule, and the job of the forward kernel.
+def _plan(
+    made: GradientContender, gpu: Any, folder: Path, wanted: Any, parts: Any, most: int
+) -> Any:
+    """Configurations of the kernels, at most so many on each schedule, and the job of the forward kernel.
 
     The default of the queries stays whatever is asked for: its first launch prepares for all others.
     """
@@ -172,7 +188,7 @@ def _plan(made: GradientContender, gpu: Any, folder: Path, wanted: Any, most: in
         group = c.part, c.label, c.config["KERNEL"]
         count[group] = number = count.get(group, 0) + 1
         base = number == 1 and c.part == QUERIES and not any(x.part == QUERIES for x in chosen)
-        if base or (c.config["KERNEL"] in wanted and number <= most):
+        if base or (c.part in parts and c.config["KERNEL"] in wanted and number <= most):
             chosen.append(c)
     return chosen, made.forward_job(gpu, folder)
 
@@ -193,11 +209,11 @@ def _compile(wanted: Any, tell: bool) -> None:
 
 
 def _child(options: argparse.Namespace, what: str) -> subprocess.Popen[bytes]:
-    given = [sys.executable, __file__, *sys.argv[1:], "--child", what]
+    given = [sys.executable, __file__, *sys.argv[1:], "--folder", options.folder, "--child", what]
     return subprocess.Popen(given, stderr=subprocess.DEVNULL if what.isdigit() else None)
 
 
-def _warm(names: list[str], which: int) -> None:
+def _warm(names: list[str], which: int, peers: str) -> None:
     """Compile flex for some of the cases: Inductor keeps what it made on disk, and the measuring child finds it there."""
     import gradient_peers
     import torch
@@ -214,7 +230,10 @@ def _warm(names: list[str], which: int) -> None:
         tensors = [
             torch.randn(1, h, length, d, device="cuda", dtype=torch.bfloat16) for h, d in shapes
         ]
-        gradient_peers.flex(pattern, *tensors)
+        modes = gradient_peers.MODES[
+            "quick" if peers == "all" else peers
+        ]  # a search is no use alone
+        gradient_peers.flex(pattern, *tensors, modes=modes, mask_time=False)
 
 
 def _supervise(options: argparse.Namespace, folder: Path) -> None:
@@ -277,10 +296,10 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
             continue
         journal.at(made.name, "start")
         results[made.name] = row = Measured(
-            made, choices, forward, clock, journal, options.peers
+            made, choices, forward, clock, journal, options.peers, options.workspace
         ).row()
         out.write_text(json.dumps(results, indent=1))
-        if options.keep:
+        if options.keep and "sparsegen" in row["peers"]:
             facts = row, results["versions"], results["date"]
             lines = history_lines(made, gpu, *facts, direction="backward")
             history.append(data_dir("tuned") / "history.csv", lines)
@@ -291,10 +310,11 @@ def _measure(options: argparse.Namespace, folder: Path) -> None:
 class Measured:
     """One case on the GPU here."""
 
-    def __init__(self, made: GradientContender, choices: list[Choice], forward: Any, clock: Any, journal: Journal, peers: str):  # fmt: skip
+    def __init__(self, made: GradientContender, choices: list[Choice], forward: Any, clock: Any, journal: Journal, peers: str, workspace: int):  # fmt: skip
         import torch
 
         self.made, self.clock, self.journal, self.which = made, clock, journal, peers
+        self.workspace = workspace
         self.choices = [c for c in choices if not self._left_out(c)]
         torch.manual_seed(0)
         module = write_modules(forward.directory.parent, forward.source)
@@ -307,31 +327,44 @@ class Measured:
         made, step = self.made, self._step
         samples = self._samples()
         base = next(c for c in self.choices if c.part == QUERIES)
-        best = []
-        for part in (QUERIES, KEYS):
-            mine = [c for c in self.choices if c.part == part]
-            found = made.fastest(
-                part, mine, base, (self.saved, self.call), samples, self.clock, step
-            )
-            print(f"    chosen {found}", flush=True)
-            best.append(found)
-        kernel = made.kernel(*best)
-        step("all gradients")
-        launch = launcher(kernel, self.saved, self.call, ("q", "k", "v"))
-        wrong = small(made, self.forward, kernel)
+        chosen: dict[str, list[Choice]] = {}
+        for design, parts in PARTS.items():
+            mine = {part: [c for c in self.choices if c.part == part] for part in parts}
+            if not all(mine.values()):
+                continue  # not asked for, or no kernel does it
+            given = (self.saved, self.call), samples, self.clock, step, self.workspace
+            # the other kernel of a pass with stored dS, until the best one of it is found
+            best = {p: some[0] for p, some in mine.items()} if design == STORED else {}
+            for part, some in mine.items():
+                best[part] = made.fastest(part, some, (base, *best.values()), *given)
+            chosen[design] = list(best.values())
+            print(f"    chosen {'; '.join(map(str, chosen[design]))}", flush=True)
+        kernels = {}
+        for design, best_of in chosen.items():
+            named = "sparsegen" if design == "split" else f"sparsegen {design}"
+            used = {c.part: c for c in (base, *best_of)}.values()
+            kernels[named] = made.kernel(*used, workspace=self.workspace)
         row: dict[str, Any] = {
-            "config": "; ".join(map(str, best)),
+            "config": "; ".join(map(str, next(iter(chosen.values())))),
+            "configs": {design: "; ".join(map(str, best)) for design, best in chosen.items()},
             "cells": made.cells,
-            "wrong": wrong,
-            "repeats": repeats(launch),
+            "wrong": {},
+            "repeats": {},
         }
-        if wrong:
-            print(f"  WRONG on short inputs: {wrong}", flush=True)
-        print(f"  the same to the bit a second time: {row['repeats']}", flush=True)
+        for named, kernel in kernels.items():
+            step(f"all gradients, {named}")
+            wrong = row["wrong"][named] = small(made, self.forward, kernel)
+            if wrong:
+                print(f"  WRONG on short inputs, {named}: {wrong}", flush=True)
+            launch = launcher(kernel, self.saved, self.call, ("q", "k", "v"))
+            row["repeats"][named] = repeats(launch)
+            print(
+                f"  {named}: the same to the bit a second time: {row['repeats'][named]}", flush=True
+            )
         step("peers")
         peers = self._peers()
         step("final rounds")
-        return row | {"peers": self._compare(kernel, launch, peers)}
+        return row | {"peers": self._compare(kernels, peers)}
 
     def _left_out(self, c: Choice) -> bool:
         why = useless(c.job) or (
@@ -366,24 +399,29 @@ class Measured:
             return {}
         made, s = self.made, self.saved
         given = (s.q, s.k, s.v, s.dout)
-        modes = gradient_peers.FLEX_MORE if self.which == "all" else gradient_peers.FLEX
+        modes = gradient_peers.MODES[self.which]
         found = dict(gradient_peers.flex(made.pattern, *given, modes=modes))
         if made.name.startswith("causal"):
             found |= gradient_peers.sdpa(*given)
         return found | gradient_peers.flash4(Case(made.pattern, made.problem), *given)
 
-    def _compare(
-        self, kernel: Any, launch: Callable[[], Any], peers: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _compare(self, kernels: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
         from sparsegen.bench.interleaved import in_turns
 
-        made, own = self.made, launch()
-        mine = (own.q, own.k, own.v)
-        apart = {n: [difference(a, b) for a, b in zip(mine, p())] for n, p in peers.items()}
-        peaks = {"sparsegen": self._peak(self._whole(kernel))}
+        made = self.made
+        given = self.saved, self.call, ("q", "k", "v")
+        mine = {n: launcher(kernel, *given) for n, kernel in kernels.items()}
+        base, *_ = mine
+        own = mine[base]()
+        first = (own.q, own.k, own.v)
+        apart = {n: [difference(a, b) for a, b in zip(first, p())] for n, p in peers.items()}
+        for name, launch in list(mine.items())[1:]:
+            got = launch()
+            apart[name] = [difference(a, b) for a, b in zip(first, (got.q, got.k, got.v))]
+        peaks = {n: self._peak(self._whole(kernel, n)) for n, kernel in kernels.items()}
         peaks |= {n: self._peak(p.whole) for n, p in peers.items()}
-        times = in_turns({"sparsegen": launch, **peers}, self.clock)
-        us = times["sparsegen"].us
+        times = in_turns({**mine, **peers}, self.clock)
+        us = times[base].us
         rows = {}
         for name, t in times.items():
             rows[name] = r = {
@@ -392,7 +430,7 @@ class Measured:
                 "tflops": made.flop / t.us / 1e6,
                 "ratio": t.us / us,
                 "sustained_us": t.sustained_us,
-                "sustained_ratio": t.sustained_us / times["sparsegen"].sustained_us,
+                "sustained_ratio": t.sustained_us / times[base].sustained_us,
                 "differences": apart.get(name, []),
                 "peak_bytes": peaks[name],
                 "beyond_results": peaks[name] - self._results(),
@@ -407,7 +445,7 @@ class Measured:
             )
         return rows
 
-    def _whole(self, kernel: Any) -> Callable[[], Any]:
+    def _whole(self, kernel: Any, name: str) -> Callable[[], Any]:
         """Forward and backward as a training step calls them: through the operators and autograd."""
         import torch
         from gradient_peers import leaves_of
@@ -416,13 +454,12 @@ class Measured:
 
         s, made = self.saved, self.made
         engine = operators.Engine(self.forward, kernel, self.forward.source.tables)
-        operators.register(f"benchmark {made.name}", engine)
+        named = f"benchmark {made.name} {name}"
+        operators.register(named, engine)
         leaves = leaves_of(s.q, s.k, s.v)
 
         def run() -> Any:
-            out, _ = operators.attend(
-                *leaves, engine=f"benchmark {made.name}", scale=made.problem.head_dim**-0.5
-            )
+            out, _ = operators.attend(*leaves, engine=named, scale=made.problem.head_dim**-0.5)
             return torch.autograd.grad(out, leaves, s.dout)
 
         return run

@@ -1,4 +1,4 @@
-"""One case of the benchmark of gradients: both kernels in several configurations, checked, the fastest of each found."""
+"""One case of the benchmark of gradients: kernels in several configurations, checked, the fastest of each found."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from sparsegen.bench.interleaved import in_turns
-from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
+from sparsegen.codegen import (
+    KernelSource,
+    LaunchConfig,
+    backward_fused,
+    backward_stored,
+    load_template,
+    render,
+)
 from sparsegen.codegen import backward as codegen
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource, render_backward
+from sparsegen.codegen.backward_fused import FUSED, render_fused, uncovered
+from sparsegen.codegen.backward_planner import STORED
+from sparsegen.codegen.backward_stored import render_stored
 from sparsegen.errors import SparsegenError
 from sparsegen.launch import Call, Job, Kernel
 from sparsegen.launch.backward import Saved
@@ -37,7 +47,10 @@ LIMIT = (
     1e-2  # relative L2 of bf16 gradients, beyond which one is wrong; right ones have 2e-3 to 3e-3
 )
 CHECKED = (700, 933)  # ragged lengths, q_len != kv_len
-GIVES = {QUERIES: ("q",), KEYS: ("k", "v")}
+STORES = (f"{STORED}-{KEYS}", f"{STORED}-{QUERIES}")  # one pass has both
+WHOLE = dict.fromkeys((FUSED, *STORES), ("q", "k", "v"))
+GIVES = {QUERIES: ("q",), KEYS: ("k", "v"), **WHOLE}
+PARTS = {"split": (QUERIES, KEYS), FUSED: (FUSED,), STORED: STORES}  # kernels of a design
 
 Launch = Callable[..., Any]
 
@@ -56,7 +69,7 @@ class Choice:
 
 
 class GradientContender:
-    """A mask at one problem: the texts of both kernels on their candidate schedules, inputs, launches."""
+    """A mask at one problem: the texts of all kernels on their candidate schedules, inputs, launches."""
 
     def __init__(
         self,
@@ -78,6 +91,7 @@ class GradientContender:
         )
         found, turned = schedules.candidates(self.pattern, p), transpose(self.pattern, p)
         first = lambda some: [c.schedule for c in some if c.to_measure][:schedules_each]
+        covered = [c for c in turned.candidates if uncovered(c.schedule, p) is None]
         self.forward = render(self.pattern, found[0].schedule, p)
         self.sources: dict[str, dict[str, BackwardSource]] = {
             QUERIES: {s.label: render_backward(self.pattern, s, p) for s in first(found)},
@@ -85,10 +99,30 @@ class GradientContender:
                 s.label: render_backward(self.pattern, s, p, KEYS, turned.shift)
                 for s in first(turned.candidates)
             },
+            FUSED: {
+                s.label: render_fused(self.pattern, s, p, turned.shift) for s in first(covered)
+            },
+            **dict(zip(STORES, self._stored(found, turned))),
         }
         self.cells = cells(found[0].schedule, length, length)
         # five products a visible cell: S, dQ and dK over head_dim, dP and dV over value_dim
         self.flop = 2 * (3 * dims[0] + 2 * dims[1]) * self.cells * heads[0]
+
+    def _stored(self, found: Any, turned: Any) -> list[dict[str, BackwardSource]]:
+        """Kernels with stored dS on the best schedules that both can run over; none where there is no such pair."""
+        p, out = self.problem, []
+        for candidates, part in ((turned.candidates, KEYS), (found, QUERIES)):
+            shift = turned.shift if part == KEYS else 0
+            covered = (
+                c.schedule
+                for c in candidates
+                if backward_stored.uncovered(self.pattern, c.schedule, p, part) is None
+            )
+            best = next(covered, None)
+            if best is None:
+                return [{}, {}]
+            out.append({best.label: render_stored(self.pattern, best, p, part, shift)})
+        return out
 
     # ---- what is compiled ----
 
@@ -96,27 +130,37 @@ class GradientContender:
         self, gpu: Any, configs: Mapping[str, Sequence[dict[str, Any]]], folder: Path
     ) -> list[Choice]:
         """The default and ``configs`` of each kernel on its best schedule; on its others the first four of them."""
-        default = codegen.default_config(self.problem, gpu).as_dict()
-        space = Space(load_template("backward").knobs)
         out = []
         for part, sources in self.sources.items():
             for i, (label, source) in enumerate(sources.items()):
-                wanted = [
-                    {},
-                    *(c.as_dict() for c in codegen.starts(self.problem, gpu, source.outputs)),
-                ]
-                wanted += configs[part]
-                found = dict.fromkeys(space.canonical(default | c) for c in wanted)
-                fit = [c for c in found if self._runs(source, c, gpu)]
-                for config in fit[: len(fit) if i == 0 else 4]:
+                found = self._configs(source, gpu, configs.get(part, ()))
+                for config in found[: len(found) if i == 0 else 4]:
                     job = Job(source, config, "fast", gpu, place(folder, source, config, gpu))
                     out.append(Choice(part, label, config, job))
         return out
 
-    def _runs(self, source: BackwardSource, config: LaunchConfig, gpu: Any) -> bool:
-        if codegen.unfit(config, self.problem, gpu, source.outputs):
-            return False
-        return config["KERNEL"] == "portable" or source.hopper is not None
+    def _configs(
+        self, source: BackwardSource, gpu: Any, more: Sequence[dict[str, Any]]
+    ) -> list[LaunchConfig]:
+        """Those of a source that can work: the default, starts, then ``more``."""
+        p, space = self.problem, Space(load_template(source.template).knobs)
+        if source.design == FUSED:
+            made = [backward_fused.default_config(p, gpu), *backward_fused.starts(p, gpu)]
+            given = [c.as_dict() for c in made]
+            unfit = lambda c: backward_fused.unfit(c, p, gpu)
+        elif source.design == STORED:
+            made = [backward_stored.default_config(p, gpu, source.part)]
+            made += backward_stored.starts(p, gpu, source.part)
+            given = [c.as_dict() for c in made]
+            unfit = lambda c: backward_stored.unfit(c, p, gpu, source.part)
+        else:
+            default = codegen.default_config(p, gpu).as_dict()
+            starts = [c.as_dict() for c in codegen.starts(p, gpu, source.outputs)]
+            given = [default | c for c in ({}, *starts, *more)]
+            unfit = lambda c: codegen.unfit(c, p, gpu, source.outputs)
+        found = dict.fromkeys(map(space.canonical, given))
+        special = source.hopper is not None
+        return [c for c in found if not unfit(c) and (special or c["KERNEL"] == "portable")]
 
     def forward_job(self, gpu: Any, folder: Path) -> Job:
         """The forward kernel in its default configuration: it gives OUT and LSE, and its part of the peak memory."""
@@ -148,22 +192,23 @@ class GradientContender:
         tables = [random_table(t, first, q_len, kv_len, "cuda") for t in drawn]
         return Call(scale=self.problem.head_dim**-0.5, tables=tables)
 
-    def kernel(self, *chosen: Choice) -> BackwardKernel:
-        """Both kernels in these configurations; one may be given for both parts' sake alone."""
+    def kernel(self, *chosen: Choice, workspace: int) -> BackwardKernel:
+        """Kernels in these configurations; that of the queries may be given for its first launch alone."""
         return BackwardKernel(
             {c.part: c.job.source for c in chosen},  # type: ignore[misc]
             {c.part: c.config for c in chosen},
             {c.part: write_modules(c.job.directory.parent, c.job.source) for c in chosen},
             {c.part: {"fast": c.job.directory} for c in chosen},
+            workspace,
         )
 
     def fastest(
-        self, part: str, choices: Sequence[Choice], base: Choice, given: Any, samples: Any, clock: Clock,
-        before: Callable[[str], None],
+        self, part: str, choices: Sequence[Choice], beside: Sequence[Choice], given: Any, samples: Any,
+        clock: Clock, before: Callable[[str], None], workspace: int,
     ) -> Choice:  # fmt: skip
         """The fastest right configuration of one kernel: the best three of a quick look, timed in turns.
 
-        ``base``: of the queries, whose first launch prepares for both kernels.  ``samples``: rows of gradients in
+        ``beside``: kernels that a pass has besides: that of the queries, whose first launch prepares for all.  ``samples``: rows of gradients in
         float64.  ``before`` is told each configuration ahead of its first launch.
         """
         saved, call = given
@@ -171,9 +216,9 @@ class GradientContender:
         first: dict[str, Any] = {}
         for c in choices:
             before(str(c))
-            launch = launcher(
-                self.kernel(*{base.part: base, c.part: c}.values()), saved, call, GIVES[part]
-            )
+            kernels = {x.part: x for x in (*beside, c)}.values()
+            kernel = self.kernel(*kernels, workspace=workspace)
+            launch = launcher(kernel, saved, call, GIVES[part])
             try:
                 made = launch(full_of_nan)
             except SparsegenError as error:  # said, and the next one's turn

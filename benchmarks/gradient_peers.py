@@ -14,14 +14,17 @@ Launch = Callable[[], Any]
 
 FLEX: torch_peers.Modes = {"flex": (None, None)}
 # Its default tiles take 128 keys and 8 warps up to head_dim 128; these are smaller, for narrow masks.
-FLEX_MORE: torch_peers.Modes = FLEX | {
+FLEX_TILES: torch_peers.Modes = FLEX | {
     "flex 64x64": (
         None,
         {"bwd_BLOCK_M1": 64, "bwd_BLOCK_N1": 64, "bwd_BLOCK_M2": 64, "bwd_BLOCK_N2": 64,
          "bwd_num_warps": 4, "bwd_num_stages": 3},
     ),
-    "flex max-autotune": ("max-autotune-no-cudagraphs", None),
 }  # fmt: skip
+FLEX_MORE: torch_peers.Modes = FLEX_TILES | {
+    "flex max-autotune": ("max-autotune-no-cudagraphs", None)
+}
+MODES = {"quick": FLEX, "tiles": FLEX_TILES, "all": FLEX_MORE}
 
 
 class Pass:

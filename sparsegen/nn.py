@@ -43,6 +43,8 @@ class SparseAttention(nn.Module):
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         kernels: ``compile`` builds what is not stored, ``load`` takes stored artifacts alone.
         tune: of ``compile``, as in ``sparsegen.compile``; ``off`` measures nothing.
+        deterministic: gradients are the same to the bit from run to run; ``False`` as in ``sparsegen.compile``.
+        workspace: bytes for dS in a backward pass, as in ``sparsegen.compile``.
         lengths: typical lengths, as in ``Problem``; default: the pattern's own.
         store: where artifacts are; default: the user's cache.
         device, dtype: of the parameters.
@@ -69,6 +71,8 @@ class SparseAttention(nn.Module):
         backend: str = "triton",
         kernels: str = "compile",
         tune: str = "off",
+        deterministic: bool = True,
+        workspace: int | None = None,
         lengths: Sequence[int | tuple[int, int]] | None = None,
         store: Store | None = None,
         device: Any = None,
@@ -88,6 +92,7 @@ class SparseAttention(nn.Module):
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = _head_dim(embed_dim, num_heads) if head_dim is None else head_dim
         self.backend, self.kernels, self.tune, self.store = backend, kernels, tune, store
+        self.deterministic, self.workspace = deterministic, workspace
         self.problem = self._problem(lengths)
         self.rotary = rotary
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -213,7 +218,8 @@ class SparseAttention(nn.Module):
                 found = ReferenceAttend(self.pattern)
             else:
                 problem = self._for_dtype(dtype)
-                found = open_callable(self.pattern, problem, self.kernels, self.tune, self.store)
+                how = self.kernels, self.tune, self.store, self.deterministic, self.workspace
+                found = open_callable(self.pattern, problem, *how)
             self._callables[dtype] = found
         return found
 
@@ -260,12 +266,20 @@ class SparseAttention(nn.Module):
 
 @cache
 def open_callable(
-    pattern: Pattern, problem: Problem, kernels: str, tune: str, store: Store | None
+    pattern: Pattern,
+    problem: Problem,
+    kernels: str,
+    tune: str,
+    store: Store | None,
+    deterministic: bool = True,
+    workspace: int | None = None,
 ) -> Attend:
     """The callable of a problem, built or loaded once in this process: layers that are alike share it."""
     if kernels == "load":
-        return load(pattern, problem, store=store)
-    found = compile(pattern, problem, tune=tune, passes=("forward",), store=store)
+        return load(pattern, problem, store=store, deterministic=deterministic, workspace=workspace)
+    options: dict[str, Any] = {"tune": tune, "store": store}
+    options |= {"deterministic": deterministic, "workspace": workspace}
+    found = compile(pattern, problem, passes=("forward",), **options)
     assert isinstance(found, Attend)
     return found
 

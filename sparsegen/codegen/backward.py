@@ -10,6 +10,7 @@ from sparsegen.codegen import backward_hopper
 from sparsegen.codegen.backward_hopper import hopper_plan
 from sparsegen.codegen.backward_plan import BackwardPlan, HopperBackwardPlan
 from sparsegen.codegen.backward_planner import (
+    FUSED,
     KEYS,
     OUTPUTS,
     QUERIES,
@@ -27,12 +28,14 @@ from sparsegen.spec.gpu import Gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
+SPLIT = "split"  # the design of this module: dQ in one kernel, dK and dV in another
+
 
 @dataclass(frozen=True)
 class BackwardSource(KernelSource):
     """A rendered gradient kernel.
 
-    ``part``: "queries" (its first launch prepares delta, for both) or "keys".  ``outputs``: the gradients that it gives.  ``shift``: what the schedule adds to
+    ``part``: "queries" (its first launch prepares delta, for both) or "keys", over whose schedule it runs.  ``outputs``: the gradients that it gives.  ``shift``: what the schedule adds to
     positions of queries.  ``sums``: gradients are summed in float32 over several launches, and cast by the caller.
     """
 
@@ -41,10 +44,15 @@ class BackwardSource(KernelSource):
     shift: int = 0
     sums: bool = False
     walks: bool = False
+    design: str = SPLIT  # or another design's name, see ``backward_fused``
 
     @property
     def name(self) -> str:
         """What it is called among the kernels of a problem: its part, and what it gives where that is not all."""
+        if self.design == FUSED:
+            return FUSED
+        if self.design != SPLIT:
+            return f"{self.design}-{self.part}"
         return self.part if self.outputs == OUTPUTS[self.part] else f"{self.part}-{self.outputs[0]}"
 
 
@@ -226,6 +234,7 @@ def _sums(config: LaunchConfig, problem: Problem) -> int:
 __all__ = [
     "KEYS",
     "QUERIES",
+    "SPLIT",
     "BackwardSource",
     "beside",
     "default_config",

@@ -25,14 +25,14 @@ class HeadsPlan:
 class GradientLaunch:
     """One launch: a function of the module."""
 
-    kind: str  # "prepare" | "sweep" | "combine"
+    kind: str  # "prepare" | "sweep" | "combine" | "finish"
     function: str
     summary: str
     chained: bool  # adds to what the launches before it wrote
     heads: tuple[
         str, ...
     ]  # lines: number of heads and head of the program, where not all take part
-    rows: RowsPlan | None  # of a query tile, or of a key tile; None in "prepare" and "combine"
+    rows: RowsPlan | None  # of a query tile, or of a key tile; None in all but sweeps
     classes: tuple[HeadsPlan, ...]
     some: str  # whether any segment holds anything for the tile
     split: SplitPlan | None
@@ -104,3 +104,22 @@ class HopperBackwardPlan:
     widths: tuple[int, ...]  # of the column chunks
     sums: bool  # gradients are float32, and later launches add to them
     sum_names: tuple[str, ...]  # of a tile's gradients by column chunks, as products add to them
+
+
+@dataclass(frozen=True)
+class QueriesPart:
+    """What a consumer gives of a visited tile's dQ [queries, columns]: column chunk ``index`` or its half of that."""
+
+    index: int
+    first: int  # column of the head
+    width: int  # columns of a consumer's product
+    halves: bool  # each consumer has half of the columns, over all keys; else all columns, over its own keys
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """What ``templates/backward_fused`` reads besides a ``BackwardPlan`` and a ``HopperBackwardPlan``."""
+
+    parts: tuple[QueriesPart, ...]
+    products: int  # asynchronous products for dQ of a tile
+    names: tuple[str, ...]  # of the sums of dQ

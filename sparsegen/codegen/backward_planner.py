@@ -30,6 +30,8 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
 QUERIES, KEYS = "queries", "keys"
+FUSED = "fused"  # all three gradients over the schedule of keys, see ``backward_fused``
+STORED = "stored"  # dS is stored by the kernel of keys and read by that of queries, see ``backward_stored``
 OUTPUTS = {QUERIES: ("DQ",), KEYS: ("DK", "DV")}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sparsegen.codegen.grids import Grid, launches_of
 from sparsegen.codegen.hopper import OWN_KNOBS, gluon, hopper_plan
 from sparsegen.codegen.plan import ForwardPlan, HopperPlan, Table
-from sparsegen.codegen.planner import make_plan
+from sparsegen.codegen.planner import make_plan, of_whole_lines
 from sparsegen.codegen.template import Template, load_template
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
@@ -101,7 +101,7 @@ def _planned(
         min_position=schedule.min_position,
         launches=tuple(range(len(grids))),
     )
-    hopper = hopper_plan(plan, grids, problem.dtype)
+    hopper = hopper_plan(of_whole_lines(plan), grids, problem.dtype)
     if hopper is None:
         return source, plan, None
     special = replace(

@@ -27,8 +27,9 @@ class Template:
     summary: str
     entry: str
     knobs: tuple[Knob, ...]
-    digest: str  # sha256 over the folder's files
+    digest: str  # sha256 over the files of its folders
     folder: Path
+    imports: tuple[Path, ...] = ()  # folders of the templates whose macros it uses
 
     @property
     def constexprs(self) -> tuple[str, ...]:
@@ -101,7 +102,9 @@ def load_template(name: str = "forward") -> Template:
         )
         for knob, d in declared["knobs"].items()
     )
+    imports = tuple(root / other for other in declared.get("imports", ()))
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in (x for where in (folder, *imports) for x in sorted(where.iterdir())):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return Template(name, declared["summary"], declared["entry"], knobs, digest.hexdigest(), folder)
+    named = name, declared["summary"], declared["entry"]
+    return Template(*named, knobs, digest.hexdigest(), folder, imports)

@@ -6,29 +6,31 @@ the same text through Triton's interpreter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
+from sparsegen.codegen.backward_planner import FUSED, STORED
 from sparsegen.errors import InputError
+from sparsegen.launch import backward_rooms as rooms
+from sparsegen.launch.backward_rooms import WHOLE
+from sparsegen.launch.backward_rooms import Room as Room
+from sparsegen.launch.backward_shares import row_elements, shares
 from sparsegen.launch.kernel import Call, strides_of
 from sparsegen.launch.sizes import Sizes
-from sparsegen.schedule.chunks import chunks_of
 
 if TYPE_CHECKING:
     import torch
 
-MOST_PARTIALS = 64 << 20  # bytes of partial sums of a split launch: fewer and longer chunks beyond
-# float32 a query row: LSE in log2 units, delta, and two of no use, see ``unpack`` of the template
-STATS = 4
+    from sparsegen.codegen.grids import Grid
+
 # memory of a pass: tensors that a call brings, and what is made for it
 MEMORY = frozenset(
-    ("Q", "K", "V", "OUT", "DO", "LSE", "DLSE", "STATS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV")
+    ("Q", "K", "V", "OUT", "DO", "LSE", "DLSE", "STATS", "SUMS", "DS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV")
     + ("SINK_PARTS", "NULL_K_PARTS", "NULL_V_PARTS")
 )  # fmt: skip
-WHOLE = MappingProxyType({"chunks": 1, "chunk": 0})  # of a launch that is not split
 # gradients that may be asked for; those of sinks and null key come with any of them
 ALL = ("q", "k", "v")
 
@@ -87,15 +89,6 @@ class Step:
 Run = Callable[[Step, int, Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class Room:
-    """Memory that a pass makes: ``shape``, float32 or the dtype of the inputs, full of zeros or of anything."""
-
-    shape: tuple[int, ...]
-    float32: bool = True
-    zero: bool = False
-
-
 Make = Callable[[Saved, Room], Any]  # makes memory of a pass
 
 
@@ -104,6 +97,8 @@ class Stage:
     """Launches that belong together, the room they need, and those of its parts that are results."""
 
     rooms: dict[str, Room] = field(default_factory=dict)
+    # parts of memory under names of their own: whose, and which
+    slices: dict[str, tuple[str, Any]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     results: tuple[str, ...] = ()
 
@@ -112,7 +107,8 @@ class Plan:
     """All launches of a backward pass on tensors of one layout and with one set of run-time arguments.
 
     ``sources`` by name; only what is ``wanted`` is computed.  Of keys and values one alone is, where there is a kernel
-    that gives it alone ("keys-DK", "keys-DV").  The plan keeps ``call`` and with it the memory of its tensors.
+    that gives it alone ("keys-DK", "keys-DV").  ``fused``: one kernel gives all three gradients.
+    ``workspace``: the kernels "stored-keys" and "stored-queries" do, with dS in so many bytes.  The plan keeps ``call`` and with it the memory of its tensors.
     """
 
     def __init__(
@@ -122,6 +118,8 @@ class Plan:
         saved: Saved,
         call: Call,
         wanted: Collection[str] = ALL,
+        fused: bool = False,
+        workspace: int | None = None,
     ):
         _check(sources, saved, call)
         self.call, self._block_rows = call, block_rows
@@ -130,7 +128,14 @@ class Plan:
         self._rest = self._given(saved)
         self._drawn: dict[str, dict[str, Any]] = {}  # tables, by source
         queries = sources[QUERIES]
-        self._stages = [self._prepare(queries, saved)]
+        self._stages = [self._prepare(queries)]
+        if fused:
+            self._stages.append(self._fused(sources[FUSED]))
+            return
+        if workspace is not None:
+            pair = sources[f"{STORED}-{KEYS}"], sources[f"{STORED}-{QUERIES}"]
+            self._stages.append(self._stored(*pair, workspace))
+            return
         if "q" in wanted:
             self._stages.append(self._queries(queries))
         names = tuple(f"D{x.upper()}" for x in "kv" if x in wanted)
@@ -162,17 +167,13 @@ class Plan:
 
     # ---- stages ----
 
-    def _prepare(self, source: BackwardSource, saved: Saved) -> Stage:
+    def _prepare(self, source: BackwardSource) -> Stage:
         """Launch 0 of the queries: LSE and delta of all rows, and the parts of sink logits and null key."""
         s, call = self._sizes, self.call
         tiles = -(-s.q_rows // self._block_rows(source, 0))
-        stage = Stage({"STATS": Room((*saved.lse.shape, STATS))})
-        parts = (s.batch, s.heads, tiles)
-        if call.sink_logits is not None:
-            stage.rooms["SINK_PARTS"] = Room(parts, zero=True)
-        if call.null_key is not None:
-            for name, t in zip(("NULL_K_PARTS", "NULL_V_PARTS"), call.null_key):
-                stage.rooms[name] = Room((*parts, t.shape[1]), zero=True)
+        null = () if call.null_key is None else [t.shape[1] for t in call.null_key]
+        rows = (s.batch, s.heads, s.q_rows)
+        stage = Stage(rooms.prepared(rows, tiles, call.sink_logits is not None, null))
         if tiles:
             unused = {"DQ": "STATS", "PARTIAL_DQ": "STATS"}  # not written by this launch
             step = self._step(source, 0, tiles, s.batch * s.heads, WHOLE, unused)
@@ -198,30 +199,73 @@ class Plan:
         ragged = call.kv_starts is not None or call.kv_lengths is not None
         stage, counts = self._sums(source, s.kv_heads, s.kv_rows, s.q_rows, zero=ragged)
         stage.results = wanted
-        heads = s.batch * s.kv_heads
-        for i, grid in enumerate(source.grids):
+        self._over_keys(stage, source, source.grids, counts, s.batch * s.kv_heads)
+        return stage
+
+    def _over_keys(
+        self, stage: Stage, source: BackwardSource, grids: Sequence[Grid],
+        counts: Mapping[str, Any], heads: int, other: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Launches over key tiles of so many ``heads`` of batch entries; ``other`` as of ``_step``."""
+        s = self._sizes
+        for i, grid in enumerate(grids):
             rows = self._block_rows(source, i)
-            tiles = grid.tiles(s.kv_rows, call.k_start, rows, counts["chunks"])
+            tiles = grid.tiles(s.kv_rows, self.call.k_start, rows, counts["chunks"])
             if tiles and heads:
-                stage.steps.append(self._step(source, i, tiles, heads, counts))
+                stage.steps.append(self._step(source, i, tiles, heads, counts, other))
+
+    def _fused(self, source: BackwardSource) -> Stage:
+        """DQ, DK and DV; SUMS [B, H, Sq, D] is dQ as key tiles add to it, and its last launch makes DQ of that."""
+        s = self._sizes
+        stage, counts = self._sums(source, s.kv_heads, s.kv_rows, s.q_rows, zero=False)
+        shape = (s.batch, s.heads, s.q_rows, self._columns["DQ"])
+        stage.rooms |= {"SUMS": Room(shape, zero=True), "DQ": Room(shape, float32=False)}
+        stage.results = ("DQ", *source.outputs)
+        *grids, _ = source.grids
+        self._over_keys(stage, source, grids, counts, s.batch * s.kv_heads)
+        tiles = -(-s.q_rows // self._block_rows(source, len(grids)))
+        stage.steps.append(self._step(source, len(grids), tiles, s.batch * s.heads, counts))
+        return stage
+
+    def _stored(self, keys: BackwardSource, queries: BackwardSource, workspace: int) -> Stage:
+        """DQ, DK and DV, some heads at a time: their dS into DS, then dQ of it."""
+        s, call = self._sizes, self.call
+        stage, of_keys = self._sums(keys, s.kv_heads, s.kv_rows, s.q_rows, zero=False)
+        other, of_queries = self._sums(queries, s.heads, s.q_rows, s.kv_rows, zero=False)
+        stage.rooms |= other.rooms
+        stage.results = (*queries.outputs, *keys.outputs)
+        found = shares(s, workspace)
+        first = found[0]
+        shape = (first.entries, first.heads(s), s.kv_rows, row_elements(s.q_rows))
+        stage.rooms["DS"] = Room(shape, float32=False)
+        q_first = s._first_query(call)
+        for n, share in enumerate(found):
+            heads = share.heads(s)
+            parts = share.parts(s)
+            stage.slices |= {f"{name}@{n}": (name, part) for name, part in parts.items()}
+            names = {name: f"{name}@{n}" for name in parts}
+            given: dict[str, Any] = {"heads": heads}
+            if call.alibi_slopes is not None:
+                given["ALIBI_SLOPES"] = call.alibi_slopes[parts["Q"][1]]
+            kv_heads = share.entries * (share.last - share.first)
+            self._over_keys(stage, keys, keys.grids, {**of_keys, **given}, kv_heads, names)
+            for i, grid in enumerate(queries.grids):
+                rows, chunks = self._block_rows(queries, i), of_queries["chunks"]
+                tiles = grid.tiles(s.q_rows, q_first, rows, chunks)
+                counts = {**of_queries, **given}
+                if tiles and heads:
+                    many = share.entries * heads
+                    stage.steps.append(self._step(queries, i, tiles, many, counts, names))
         return stage
 
     def _sums(
         self, source: BackwardSource, heads: int, rows: int, other: int, zero: bool
     ) -> tuple[Stage, Mapping[str, int]]:
         """Room for gradients and for the partial sums of split launches; chunks of those, and ``other`` rows in each."""
-        batch, columns = self._sizes.batch, [self._columns[name] for name in source.outputs]
-        stage = Stage(results=source.outputs)
-        for name, n in zip(source.outputs, columns):
-            stage.rooms[name] = Room((batch, heads, rows, n), source.sums, zero)
-        split = [g.rows_of(rows) for g in source.grids if g.split]
-        if not split:
-            return stage, WHOLE
-        states = batch * heads * max(split)
-        chunks, chunk = _chunks(other, 4 * states * sum(columns))
-        for name, n in zip(source.outputs, columns):
-            stage.rooms[f"PARTIAL_{name}"] = Room((states * chunks * n,))
-        return stage, {"chunks": chunks, "chunk": chunk}
+        columns = {name: self._columns[name] for name in source.outputs}
+        shape = (self._sizes.batch, heads, rows)
+        found, counts = rooms.summed(columns, source.grids, shape, other, source.sums, zero)
+        return Stage(found, results=source.outputs), counts
 
     # ---- arguments ----
 
@@ -231,7 +275,7 @@ class Plan:
         launch: int,
         tiles: int,
         batch_heads: int,
-        counts: Mapping[str, int],
+        counts: Mapping[str, Any],
         other: Mapping[str, str] = MappingProxyType({}),
     ) -> Step:
         """``other``: memory that a parameter takes in place of that of its name."""
@@ -311,7 +355,9 @@ def _results(
 ) -> dict[str, Any]:
     """Run a stage in room of its own, all but the results of which is free afterwards."""
     made = {name: make(saved, room) for name, room in stage.rooms.items()}
-    _steps(stage, number, {**memory, **made}, run)
+    whole = {**memory, **made}
+    parts = {name: whole[of][part] for name, (of, part) in stage.slices.items()}
+    _steps(stage, number, {**whole, **parts}, run)
     return {name: made[name].to(saved.q.dtype) for name in stage.results}
 
 
@@ -336,13 +382,6 @@ def _int32() -> Any:
     import torch
 
     return torch.int32
-
-
-def _chunks(entries: int, bytes_each: int) -> tuple[int, int]:
-    """Chunks of a split launch, and entries in each: fewer where their partial sums would take too much memory."""
-    chunks, chunk = chunks_of(entries)
-    most = max(1, MOST_PARTIALS // max(bytes_each, 1))
-    return (chunks, chunk) if chunks <= most else (most, -(-entries // (most * 128)) * 128)
 
 
 def listed(

@@ -14,6 +14,9 @@ from sparsegen.launch.kernel import Call, strides_of
 from sparsegen.launch.packing import View
 
 GUARD = "no zero strides, at least one query and one key, and no per-batch lengths of the rows that it visits"
+FUSED_GUARD = "all gradients wanted, no zero strides, whole periods, no per-batch lengths, no use_deterministic_algorithms"
+
+STORED_GUARD = "a workspace given, all gradients wanted, no zero strides, no per-batch lengths"
 
 
 def variant_of(
@@ -29,6 +32,17 @@ def variant_of(
     if special and not viewable(source, source.grids[launch], saved, call):
         return sig.POINTERS
     return chosen
+
+
+def takes_all(source: BackwardSource, config: LaunchConfig, saved: Saved, call: Call) -> bool:
+    """Whether the fused kernel can do a fast call: descriptors view what every launch reads.
+
+    A product for dQ takes all keys of a tile, so that no other rows may be among them.
+    """
+    if any(t is not None for t in (call.q_lengths, call.kv_starts, call.kv_lengths)):
+        return False
+    launches = range(len(source.grids))
+    return all(variant_of(source, config, sig.FAST, i, saved, call) == sig.FAST for i in launches)
 
 
 def viewable(source: BackwardSource, grid: Grid, saved: Saved, call: Call) -> bool:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
+from sparsegen.codegen.backward_planner import FUSED, STORED
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch import signature as sig
 from sparsegen.launch.backward import ALL, Gradients, Make, Plan, Saved, Step
-from sparsegen.launch.backward_boxes import arguments, variant_of
+from sparsegen.launch.backward_boxes import arguments, takes_all, variant_of
 from sparsegen.launch.binary import CompileError
 from sparsegen.launch.capture import capturing
 from sparsegen.launch.kernel import (
@@ -28,6 +29,7 @@ from sparsegen.launch.module import load_module, write_modules
 from sparsegen.launch.pool import Job, compile_many
 from sparsegen.spec.gpu import Gpu
 
+STORED_PAIR = (f"{STORED}-{KEYS}", f"{STORED}-{QUERIES}")
 KEPT = 64  # prepared passes of one kernel
 
 
@@ -40,9 +42,13 @@ class BackwardKernel:
         configs: Mapping[str, LaunchConfig],
         modules: Mapping[str, Path],
         directories: Mapping[str, Mapping[str, Path]],
+        workspace: int | None = None,
     ):
-        """By name of the source: ``modules`` the rendered text on disk, ``directories`` variant → folder with Triton's files."""
-        self.sources, self.configs = dict(sources), dict(configs)
+        """By name of the source: ``modules`` the rendered text on disk, ``directories`` variant → folder with Triton's files.
+
+        ``workspace``: bytes that a pass with stored dS may take.
+        """
+        self.sources, self.configs, self.workspace = dict(sources), dict(configs), workspace
         self._modules, self._directories = dict(modules), dict(directories)
         self._loaded: dict[tuple[str, str, int, int], Loaded] = {}
         self._prepared: dict[Any, Prepared] = {}  # passes, by all that decides their launches
@@ -60,7 +66,15 @@ class BackwardKernel:
         All but addresses is prepared once for tensors of one layout and one set of arguments.  ``make`` makes the memory
         of the pass, for checks.
         """
-        key = (variant, on_16_bytes(saved), tuple(wanted), *layout(saved), *arguments_of(call))
+        fixed = reproducible()
+        key = (
+            variant,
+            fixed,
+            on_16_bytes(saved),
+            tuple(wanted),
+            *layout(saved),
+            *arguments_of(call),
+        )
         prepared = self._prepared.get(key)
         if prepared is None:
             chosen = self._chosen(saved, call, variant)
@@ -123,9 +137,25 @@ class Prepared:
             for source in kernel.sources.values()
             for i in range(len(source.grids))
         }
-        self._plan = Plan(kernel.sources, self._block_rows, saved, call, wanted)
+        self.fused = not reproducible() and self._takes((FUSED,), saved, call, wanted)
+        stored = kernel.workspace is not None and self._takes(STORED_PAIR, saved, call, wanted)
+        self.workspace = kernel.workspace if stored and not self.fused else None
+        design = self.fused, self.workspace
+        self._plan = Plan(kernel.sources, self._block_rows, saved, call, wanted, *design)
         # by number of the step: the launch, and the memory whose addresses it takes
         self._launches: dict[int, tuple[Launchable, tuple[str, ...]]] = {}
+
+    def _takes(
+        self, names: Sequence[str], saved: Saved, call: Call, wanted: Collection[str]
+    ) -> bool:
+        """Whether kernels of these names are here and do the call; the split ones do all others."""
+        kernel = self._kernel
+        if self._variant != sig.FAST or not set(ALL) <= set(wanted):
+            return False
+        if any(name not in kernel.sources for name in names):
+            return False
+        given = [(kernel.sources[name], kernel.configs[name]) for name in names]
+        return all(takes_all(source, config, saved, call) for source, config in given)
 
     def __call__(self, saved: Saved, make: Make | None = None) -> Gradients:
         """Gradients for tensors of that layout, on the current stream."""
@@ -158,6 +188,13 @@ def on_16_bytes(saved: Saved) -> bool:
     """Whether all addresses of a call are aligned for the fast variant."""
     tensors = (saved.q, saved.k, saved.v, saved.out, saved.dout, saved.lse, saved.dlse)
     return not any(t.data_ptr() % sig.ALIGNMENT for t in tensors if t is not None)
+
+
+def reproducible() -> bool:
+    """Whether the process asked for ``torch.use_deterministic_algorithms``."""
+    import torch
+
+    return torch.are_deterministic_algorithms_enabled()
 
 
 def layout(saved: Saved) -> tuple[Any, ...]:

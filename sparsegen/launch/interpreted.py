@@ -34,7 +34,7 @@ class Interpreted:
             raise InputError("set TRITON_INTERPRET=1 before triton is imported")
         strides = [s for t in (q, k, v, out) for s in strides_of(t)]
         all_sizes, nothing = Sizes.of(q, k, v), torch.zeros(1, dtype=torch.int32)
-        partials = [torch.full((n,), math.nan) for n in all_sizes.partials(self.source)]
+        partials = [torch.full((n,), math.nan) for n in all_sizes.partials(self.source.grids)]
         given = dict(zip((n for n, _ in self.source.parameters), (q, k, v, out, lse, *partials)))
         given |= {n: None for n, kind in self.source.parameters if kind.startswith("desc:")}
         rest = [n for n, _ in self.source.parameters if n not in given]

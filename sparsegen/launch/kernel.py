@@ -141,7 +141,7 @@ class Launch:
             for name in sig.variants(kernel.source, kernel.config)
             if name == sig.GENERAL or (aligned and (name == sig.POINTERS or boxes or not self._tma))
         )
-        self._partials = self._sizes.partials(kernel.source)
+        self._partials = self._sizes.partials(kernel.source.grids)
         # made when first needed: descriptors are checked with tensors that are aligned
         self._prepared: dict[str, tuple[Prepared, ...]] = {}
 

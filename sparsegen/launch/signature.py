@@ -26,13 +26,13 @@ TRITON_DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 STRIDE_MULTIPLE = 8  # elements: 16 bytes of a 2-byte type
 ALIGNMENT = 16  # bytes: the widest load of a thread, and what a tensor descriptor asks for
 ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
-    "DO", "DLSE", "STATS", "SUMS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
+    "DO", "DLSE", "STATS", "SUMS", "DS", "DQ", "DK", "DV", "PARTIAL_DQ", "PARTIAL_DK", "PARTIAL_DV"
 }  # fmt: skip
 
 
 PORTABLE, HOPPER = "portable", "hopper"  # values of the knob KERNEL
-BACKWARD = ("backward", "backward_fused")  # templates of the gradient kernels
-FUSED = "backward_fused"  # all of whose calls are fast ones, others go to the split kernels
+# templates of the gradient kernels; of all but the first every call is a fast one, others go to the split kernels
+BACKWARD = ("backward", "backward_fused", "backward_stored")
 WIDE = ("STATS", "SUMS")  # tensors of float32 that descriptors view
 # Registers a thread of the warp-specialised kernel at its start, by consumers: 65,536 a multiprocessor are enough for
 # one program of three warpgroups, or for two programs of two.
@@ -56,7 +56,7 @@ GENERAL_CONFIG: dict[str, Any] = {
 
 def variants(source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
     """The variants that make an artifact complete, in the order in which their guards are tried."""
-    if source.template == FUSED:
+    if source.template in BACKWARD[1:]:
         return (FAST,)
     return (FAST, POINTERS, GENERAL) if by_boxes(config) else (FAST, GENERAL)
 

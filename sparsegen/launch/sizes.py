@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,9 @@ class Sizes:
             args += [chunks, chunk]
         return args, tiles * batch_heads
 
-    def partials(self, source: KernelSource) -> tuple[int, ...]:
-        """Elements of the partial outputs and of their LSE; () where no launch is split."""
-        rows = [g.rows_of(self.q_rows) for g in source.grids if g.split]
+    def partials(self, grids: Iterable[Grid]) -> tuple[int, ...]:
+        """Elements of the partial outputs and of their LSE, float32; () where no launch is split."""
+        rows = [g.rows_of(self.q_rows) for g in grids if g.split]
         if not rows:
             return ()
         states = chunks_of(self.kv_rows)[0] * self.batch * self.heads * max(rows)

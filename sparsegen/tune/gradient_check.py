@@ -160,7 +160,10 @@ def _some(
     out = []
     for dtype in (torch.float64, s.q.dtype):
         one = GradientRows(pattern, s, scale, dtype, case.keywords.get("alibi_slopes"))
-        found = (one.queries(rows),) if wanted == ("q",) else one.keys(rows)
+        found = (
+            *((one.queries(rows),) if "q" in wanted else ()),
+            *(one.keys(rows) if "k" in wanted else ()),
+        )
         out.append(dict(zip((f"d{name}" for name in wanted), found)))
     return out[0], out[1]
 

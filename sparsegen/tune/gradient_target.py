@@ -1,16 +1,16 @@
-"""The candidate source of one gradient kernel: of queries, or of keys and values.  Each is tuned as a problem of its own."""
+"""The candidate source of one gradient kernel: of queries, of keys and values, or of all.  Each is a problem of its own."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.codegen.backward_planner import KEYS, OUTPUTS, QUERIES
+from sparsegen.codegen.backward_planner import FUSED, KEYS, OUTPUTS, QUERIES
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import UnsupportedError
 from sparsegen.tune.candidates import Limits
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from sparsegen.launch.backward_kernel import BackwardKernel
     from sparsegen.schedule.search import Candidate
     from sparsegen.schedule.transpose import Transposed
+    from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.gpu import Gpu
     from sparsegen.spec.pattern import Pattern
     from sparsegen.spec.problem import Problem
 
-GIVES = {QUERIES: ("q",), KEYS: ("k", "v")}  # gradients of a part
+# gradients of a part
+GIVES = {QUERIES: ("q",), KEYS: ("k", "v"), FUSED: ("q", "k", "v")}
 SPILLED = 1024  # bytes a thread; sums of 128 columns leave the portable default some hundreds, and it is no slow one
 
 
@@ -46,15 +48,43 @@ def transposed_of(pattern: Pattern, problem: Problem) -> Transposed:
 
 
 def part_candidates(pattern: Pattern, problem: Problem, part: str) -> tuple[Candidate, ...]:
-    """Candidate schedules of a part, best prediction first: the forward's, or those of the transposed mask."""
+    """Candidate schedules of a part, best prediction first: the forward's, or those of the transposed mask.
+
+    Of the latter the fused kernel has those that it can run over at the problem's first lengths, which may be none.
+    """
     if part == QUERIES:
         return candidates_of(pattern, problem)
-    return tuple(transposed_of(pattern, problem).candidates)
+    found = tuple(transposed_of(pattern, problem).candidates)
+    return found if part == KEYS else fused_candidates(pattern, problem)
+
+
+@lru_cache(maxsize=64)
+def fused_candidates(pattern: Pattern, problem: Problem) -> tuple[Candidate, ...]:
+    """Those of the transposed mask whose rows descriptors load, in whole periods at the problem's first lengths."""
+    from sparsegen.codegen.backward_fused import render_fused, uncovered
+
+    found = transposed_of(pattern, problem)
+    lengths = next(iter(problem.lengths), ())
+
+    def whole(candidate: Candidate) -> bool:
+        source = render_fused(pattern, candidate.schedule, problem, found.shift)
+        return not any(n % whole_rows([source]) for n in lengths)
+
+    covered = (c for c in found.candidates if uncovered(c.schedule, problem) is None)
+    return tuple(c for c in covered if whole(c))
+
+
+def whole_rows(sources: Iterable[BackwardSource]) -> int:
+    """Rows of queries and keys come in multiples of this where descriptors view them in periods."""
+    grids = [grid for source in sources for grid in source.grids]
+    periods = {period for grid in grids for period, _ in grid.described}
+    periods |= {grid.queries[0] for grid in grids if grid.queries is not None}
+    return math.lcm(*periods)
 
 
 @dataclass(frozen=True)
 class GradientTarget(KernelTarget):
-    """A ``KernelTarget`` whose kernels give the gradients of ``part``: "queries" or "keys".
+    """A ``KernelTarget`` whose kernels give the gradients of ``part``: "queries", "keys", or "fused", which are all.
 
     A launch is what a backward pass runs for this part alone: the one that prepares for both, then the kernel's own.
     """
@@ -75,9 +105,11 @@ class GradientTarget(KernelTarget):
         """Analyse ``pattern`` and render the part's candidates; ``lengths`` default to the problem's first.
 
         Raises:
-            UnsupportedError: the template cannot do the pattern, or it needs run-time data.
+            UnsupportedError: the template cannot do the pattern or the problem, or the pattern needs run-time data.
         """
         from sparsegen.codegen.backward import render_backward
+        from sparsegen.codegen.backward_fused import render_fused
+        from sparsegen.tune.gradient_designs import why_not_fused
 
         if pattern.runtime_names:
             raise UnsupportedError(
@@ -86,14 +118,17 @@ class GradientTarget(KernelTarget):
             )
         q_len, kv_len = lengths or problem.lengths[0]
         shift = 0 if part == QUERIES else transposed_of(pattern, problem).shift
-        sources = tuple(
-            (
-                c.schedule.label,
-                render_backward(pattern, c.schedule, problem, part, shift, OUTPUTS[part]),
-            )
-            for c in part_candidates(pattern, problem, part)
-            if c.to_measure
-        )
+
+        def rendered(schedule: Schedule) -> BackwardSource:
+            if part == FUSED:
+                return render_fused(pattern, schedule, problem, shift)
+            return render_backward(pattern, schedule, problem, part, shift, OUTPUTS[part])
+
+        if part == FUSED and (why := why_not_fused(pattern, problem, gpu)) is not None:
+            raise UnsupportedError(f"pattern {pattern.name}, fused gradient kernel: {why}")
+        found = part_candidates(pattern, problem, part)
+        measured = [c for c in found if c.to_measure] or found[:1]
+        sources = tuple((c.schedule.label, rendered(c.schedule)) for c in measured)
         return cls(pattern, problem, gpu, sources, q_len, kv_len, device, part)
 
     @property
@@ -110,13 +145,15 @@ class GradientTarget(KernelTarget):
 
     def _starts_of(self, label: str) -> list[LaunchConfig]:
         """The template's choice for a schedule, and starts of its warp-specialised kernel."""
-        from sparsegen.codegen.backward import starts
+        from sparsegen.codegen import backward, backward_fused
 
         special = dict(self.sources)[label].hopper is not None
         space = Space(self.template.knobs)
-        found = [
-            space.canonical(c.as_dict()) for c in starts(self.problem, self.gpu, OUTPUTS[self.part])
-        ]
+        if self.part == FUSED:
+            given = backward_fused.starts(self.problem, self.gpu)
+        else:
+            given = backward.starts(self.problem, self.gpu, OUTPUTS[self.part])
+        found = [space.canonical(c.as_dict()) for c in given]
         return [joined(c, label, self.labels) for c in found if special or c["KERNEL"] != "hopper"]
 
     def timed(self, source: KernelSource, config: LaunchConfig) -> tuple[str, ...]:
@@ -128,11 +165,8 @@ class GradientTarget(KernelTarget):
 
     @property
     def whole(self) -> int:
-        """Rows of queries and keys come in multiples of this where descriptors view them in periods."""
-        grids = [grid for _, source in self.sources for grid in source.grids]
-        periods = {period for grid in grids for period, _ in grid.described}
-        periods |= {grid.queries[0] for grid in grids if grid.queries is not None}
-        return math.lcm(*periods)
+        """See ``whole_rows``."""
+        return whole_rows([source for _, source in self.sources])  # type: ignore[misc]
 
     def bench(self) -> GradientBench:
         """See ``CandidateSource``.
@@ -206,7 +240,9 @@ class GradientBench:
         saved, target = self.case.saved, self.target
         for tensor in (saved.q, saved.k, saved.v, saved.dout):
             tensor.normal_(generator=self.generator)
-        length = target.q_len if target.part == QUERIES else target.kv_len
+        length = {QUERIES: target.q_len, KEYS: target.kv_len}.get(
+            target.part, min(target.q_len, target.kv_len)
+        )
         rows = sampled_rows(length, self.generator)
         rows = torch.arange(length, device="cuda") if rows is None else rows
         return GradientCase(saved, self.case.keywords, rows)

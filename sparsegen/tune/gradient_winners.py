@@ -27,7 +27,7 @@ def tune_gradients(
     tuned: Path | None = None,
     **options: Any,
 ) -> tuple[GradientTarget, TuneResult]:
-    """Tune the gradients of ``part``, "queries" or "keys", on the GPU here; arguments and errors as ``winners.tune_pattern``."""
+    """Tune the gradients of ``part``, "queries", "keys" or "fused", on the GPU here; arguments and errors as ``winners.tune_pattern``."""
     target = GradientTarget.for_part(pattern, problem, gpu, part, lengths=lengths)
     known, _ = store.lookup(
         pattern,

@@ -13,14 +13,8 @@ from sparsegen.artifact import fleet
 from sparsegen.artifact.archive import export_archive, import_archive
 from sparsegen.artifact.build import ask, ensure, load
 from sparsegen.artifact.compiler import Compiler
-from sparsegen.artifact.gradients import (
-    TRANSPOSED,
-    GradientCompiler,
-    _kernels,
-    passes_of,
-    schedules_of,
-    sources_of,
-)
+from sparsegen.artifact.gradient_texts import TRANSPOSED, schedules_of, sources_of
+from sparsegen.artifact.gradients import GradientCompiler, _kernels, passes_of
 from sparsegen.artifact.key import installed
 from sparsegen.artifact.manifest import MANIFEST
 from sparsegen.artifact.rendering import PATTERN, SCHEDULE
@@ -400,6 +394,8 @@ def test_warm_and_check_cover_the_passes_of_a_problem(tmp_path):
     assert said(fleet.check(["h200"], patterns, **given)) == [(*w, "missing") for w in wanted]
     first = fleet.warm(["h200"], patterns, tune="quick", **given)
     assert said(first) == [(*w, "built") for w in wanted]
+    tuned = [json.loads((r.path / "manifest.json").read_text())["decision"] for r in first.results]
+    assert [d["tune"] for d in tuned] == ["quick"] * 3  # of gradients too
     assert "\nnvidia-h200 both gradients: built" in str(first)
     assert sorted(forward.built) == [("both", "nvidia-h200"), ("plain", "nvidia-h200")]
     assert backward.built == [("both", "nvidia-h200")]

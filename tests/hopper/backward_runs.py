@@ -62,7 +62,7 @@ class GradientsOnMachine(BackwardKernel):
         kinds = dict(text.parameters)
 
         def run(programs: int, args: Any, addresses: Any) -> None:
-            here = [self._memory[address] for address in addresses]
+            here = [self._at(address) for address in addresses]
             args = (*here, *args[len(here) :])
             given = {n: descriptor(x, kinds[n], constants, here) for n, x in zip(names, args)}
             given |= {n: constants[n] for n in names if n in constants}
@@ -82,6 +82,17 @@ class GradientsOnMachine(BackwardKernel):
         return SimpleNamespace(
             block_m=constants["BLOCK_M"], constants=(None,) * len(text.constexprs), prepare=prepare
         )
+
+    def _at(self, address: int) -> Any:
+        """The tensor that begins there, or what is left of one behind its first element: parts of heads."""
+        if address in self._memory:
+            return self._memory[address]
+        begin = max(a for a in self._memory if a < address)
+        t = self._memory[begin]
+        first = t.storage_offset() + (address - begin) // t.element_size()
+        left = t.untyped_storage().nbytes() // t.element_size() - first
+        assert left > 0, "an address behind every tensor"
+        return t.as_strided((left,), (1,), first)
 
     def gradients(self, saved: Saved, call: Call, wanted: Any) -> Gradients:
         """One pass, whose tensors are found by their addresses; all room that it makes holds NaN before."""

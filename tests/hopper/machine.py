@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ import registers as reg
 import torch
 from registers import DType, Pointer, Value
 from schedulers import Scheduler
-from shared import Addition, Barrier, Barriers, Product, View, load_box
+from shared import Barrier, Barriers, Outgoing, Product, View, load_box
 
 
 class Layout:
@@ -57,7 +57,7 @@ class Machine:
         self._arrays: list[View | Barriers] = []
         self._open: dict[str, list[Product]] = {}
         self._stored: dict[str, list[View]] = {}
-        self._additions: dict[str, list[Addition]] = {}
+        self._sent: dict[str, list[Outgoing]] = {}
         self.shared_bytes = 0  # of a program
         modules = self._modules()
 
@@ -75,7 +75,7 @@ class Machine:
         taken = {name: _argument(x) for name, x in arguments.items()} | dict(constants)
         self._programs = programs
         for self._program in range(programs):
-            self._arrays, self._open, self._stored, self._additions = [], {}, {}, {}
+            self._arrays, self._open, self._stored, self._sent = [], {}, {}, {}
             self._text[entry](**taken)
 
     # ---------------------------------------------------------------------- stand-ins
@@ -91,7 +91,8 @@ class Machine:
             ),
             tma=SimpleNamespace(
                 async_load=self._load_box,
-                async_atomic_add=self._add_box,
+                async_atomic_add=partial(self._send_box, True),
+                async_store=partial(self._send_box, False),
                 store_wait=self._boxes_read,
             ),
             warpgroup_mma=self._multiply,
@@ -179,17 +180,16 @@ class Machine:
         load_box(self._scheduler, descriptor, corner, barrier, place)
         self._scheduler.step()
 
-    def _add_box(self, descriptor: Any, corner: list[Any], source: View) -> None:
-        who = self._scheduler.current
-        addition = Addition(self._scheduler, descriptor, corner, source)
-        self._additions.setdefault(who, []).append(addition)
+    def _send_box(self, adds: bool, descriptor: Any, corner: list[Any], source: View) -> None:
+        sent = self._sent.setdefault(self._scheduler.current, [])
+        sent.append(Outgoing(self._scheduler, descriptor, corner, source, adds))
         self._scheduler.step()
 
     def _boxes_read(self, outstanding: int) -> None:
-        """All but the youngest ``outstanding`` boxes that this partition adds to memory have left shared memory."""
-        added = self._additions.setdefault(self._scheduler.current, [])
-        older = added[: max(len(added) - outstanding, 0)]
-        self._scheduler.wait(lambda: all(x.done for x in older), "boxes that it adds to memory")
+        """All but the youngest ``outstanding`` boxes that this partition sent have left shared memory."""
+        sent = self._sent.setdefault(self._scheduler.current, [])
+        older = sent[: max(len(sent) - outstanding, 0)]
+        self._scheduler.wait(lambda: all(x.done for x in older), "boxes that it sends to memory")
 
     def _store(self, view: View) -> None:
         self._stored.setdefault(self._scheduler.current, []).append(view)

@@ -172,15 +172,17 @@ def load_box(
     scheduler.later(f"{who} into {place.name}", land)
 
 
-class Addition:
-    """A box of shared memory that is added to a tensor some time; outside of the tensor nothing is."""
+class Outgoing:
+    """A box of shared memory that is written, or added, to a tensor some time; outside of the tensor nothing is."""
 
-    def __init__(self, scheduler: Scheduler, descriptor: Any, corner: list[Any], source: View):
+    def __init__(
+        self, scheduler: Scheduler, descriptor: Any, corner: list[Any], source: View, adds: bool
+    ):
         self.done = False
         corner = [int(plain(c)) for c in corner]
         if source.shape != list(descriptor.block_shape) or len(corner) != len(source.shape):
             raise Misuse(f"a box of {source.shape} at {corner} of {descriptor.block_shape}")
-        who = f"the box at {corner}, to be added"
+        who = f"the box at {corner}, on its way out"
         source.check_fenced(who)
         starts = [max(c, 0) for c in corner]
         ends = [min(c + n, size) for c, n, size in zip(corner, source.shape, descriptor.shape)]
@@ -188,17 +190,18 @@ class Addition:
             raise Misuse(f"{who}, lies outside of {list(descriptor.shape)}")
         then = source.data.clone()
 
-        def add() -> None:
+        def leave() -> None:
             source.check_fenced(who)
             if not torch.equal(source.data.nan_to_num(math.pi), then.nan_to_num(math.pi)):
                 raise Race(f"{source.name} changes under {who}")
             t = descriptor.base
             whole = torch.as_strided(t, descriptor.shape, descriptor.strides, t.storage_offset())
             there = tuple(slice(a - c, b - c) for a, b, c in zip(starts, ends, corner))
-            whole[tuple(slice(a, b) for a, b in zip(starts, ends))] += then[there]
+            place = tuple(slice(a, b) for a, b in zip(starts, ends))
+            whole[place] = (whole[place] if adds else 0.0) + then[there]
             self.done = True
 
-        scheduler.later(f"{who} from {source.name}", add)
+        scheduler.later(f"{who} from {source.name}", leave)
 
 
 def box_of(descriptor: Any, corner: list[int]) -> torch.Tensor:

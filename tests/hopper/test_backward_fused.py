@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import gradients_of, saved_of
+from backward_runs import case_of, gradients_of, saved_of
 from fused_runs import compare_fused, fused_kernel_of, fused_source
-from gradients import flat, judge
-from backward_runs import case_of
+from gradients import expected, flat, judge
 from runs import Run
 from small_patterns import LONG, MASKS, extras, pattern_of
 
@@ -112,8 +111,19 @@ def test_schedules_of_keys(name: str, label: str, lengths: tuple[int, int], ran:
     compare_fused(run_of(name, *lengths), ran, turned_of(name)[label])
 
 
+@pytest.mark.parametrize("heads", [(2, 1), (3, 3)], ids=str)
+def test_two_views_of_the_queries_in_one_launch(heads: tuple[int, int]) -> None:
+    """The last tile of a segment is added before the next segment, whose rows have another descriptor."""
+    run = run_of("strided", 256, 256, heads=heads[0], kv_heads=heads[1], **WIDE)
+    found = transpose(run.pattern, replace(run.problem, head_dim=16, value_dim=16)).candidates
+    (turned,) = (c.schedule for c in found if c.schedule.label == "mod 16")
+    source = fused_source(run.pattern, run.problem, turned)
+    assert source.grids[0].described == ((1, 1), (16, 1))
+    compare_fused(run, "hp", turned)
+
+
 def test_axial_images() -> None:
-    compare_fused(run_of("axial", 512, 512, **SMALL), "hhp")
+    compare_fused(run_of("axial", 512, 512, **SMALL), "hp")
 
 
 def test_heads_with_masks_of_their_own() -> None:
@@ -167,11 +177,13 @@ def test_features(name: str, settings: dict[str, Any]) -> None:
 def test_scores_far_below_zero() -> None:
     """Keys behind the last one are zeros, whose weight would overflow beside an LSE so low."""
     run = run_of("full", 70, 70, **WIDE)
-    q, k, _ = run.tensors()
-    saved, want, _ = saved_of(run)
-    low = replace(saved, lse=torch.full_like(saved.lse, -200.0), dlse=None)
-    got = gradients_of(fused_kernel_of(run), run, low)
-    assert not any(t.isnan().any() for t in flat(got)[:1])
+    saved, _, _ = saved_of(run)
+    q, k = (t.fill_(x) for t, x in ((saved.q, 4.0), (saved.k, -4.0)))
+    case = case_of(run)
+    dout = torch.randn(saved.dout.shape, generator=torch.Generator().manual_seed(3))
+    saved, want, _ = expected(case, q, k, saved.v, dout, torch.zeros_like(saved.lse))
+    assert (saved.lse < -170).all()
+    judge(case, gradients_of(fused_kernel_of(run), run, saved), want)
 
 
 @pytest.mark.parametrize("name", ["q_lengths", "kv_starts", "kv_lengths"])

@@ -79,7 +79,12 @@ def test_sixteen_bits() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_many_interleavings(seed: int) -> None:
     """Other seeds are other schedules of the partitions and other moments of landing, and the same bits."""
-    knobs = {"PERSISTENT": True, "STAGES": 2 + seed % 3, "BLOCK_N": (16, 128)[seed % 2], "LATE_VALUES": seed % 4 > 1}
+    knobs = {
+        "PERSISTENT": True,
+        "STAGES": 2 + seed % 3,
+        "BLOCK_N": (16, 128)[seed % 2],
+        "LATE_VALUES": seed % 4 > 1,
+    }
     run = run_of("sinks", 200, 140, heads=4, knobs=knobs)
     q, k, v = run.tensors()
     first, again = (

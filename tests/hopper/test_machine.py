@@ -104,6 +104,26 @@ def test_stores_without_a_fence() -> None:
     found(Race, (*ASK, "mbarrier.wait(empty.index(0), 0)", ASK[0], ASK[1]), (WAIT, *write, *other), "takes tile")  # fmt: skip
 
 
+FILL = "tile.store(gl.full([64, 64], 2.0, gl.float32, None))", "fence_async_shared()"
+SEND = "tma.async_atomic_add(BOX, [0, 0], tile)"
+READ = "tma.store_wait(0)"
+
+
+@pytest.mark.parametrize("operation", ["async_atomic_add", "async_store"])
+def test_boxes_on_their_way_out(operation: str) -> None:
+    """They must be fenced, be left alone until they are read, be waited for, and lie in the tensor at least in part."""
+    send = SEND.replace("async_atomic_add", operation)
+    for seed in range(10):
+        run((*FILL, send, READ, *FILL), ("pass",), seed)
+        run((*FILL, send.replace("[0, 0]", "[40, -30]"), READ), ("pass",), seed)
+    found(Race, (FILL[0], send, READ), ("pass",), "not fenced")
+    other = FILL[0].replace("2.0", "3.0")
+    found(Race, (*FILL, send, other, FILL[1], READ), ("pass",), "the box at [0, 0], on its way out")
+    found(AssertionError, (*FILL, send), ("pass",), "nobody waited for the box")
+    outside = send.replace("[0, 0]", "[64, 0]")
+    found(Misuse, (*FILL, outside, READ), ("pass",), "lies outside of")
+
+
 def test_boxes_that_are_left_over() -> None:
     found(AssertionError, ASK, ("pass",), "nobody waited for the box at [0, 0] into tile")
 

@@ -12,8 +12,11 @@ from sparsegen.schedule.branches import Branch
 from sparsegen.schedule.forms import BIG, K_FIRST, K_LAST, Q_FIRST, Q_LAST, Lin, Q, floor_, var
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.intervals import pick
+from sparsegen.schedule.normalise import to_dnf
+from sparsegen.schedule.tiling import close
 from sparsegen.schedule.tree import HeadClass, Schedule, Segment, Span, Sweep, Tiling
 from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.predicate import parse
 
 FULL, TAIL = Span("full", False, False), Span("tail", False, True)
 WHOLE = Span("whole", True, True)
@@ -136,6 +139,14 @@ def some_keys(first: int, last: int) -> Segment:
     return segment("some", Tiling(), tile, tile, spans=(Span("whole", False, False),))
 
 
+def near_on_grid(mask: str, tiling: Tiling) -> Sweep:
+    """Neighbours on a grid, closed by the compiler for key tiles that are boxes themselves."""
+    (cube,) = to_dnf(parse(mask))
+    found = close(Branch((cube,), ()), tiling)
+    assert found is not None and found.tiling.k_extent
+    return Sweep(Tiling(tiling.q_cuts, tiling.extent), (replace(found, name="near"),))
+
+
 IN_CALL = (at_most("k_first", "k"), at_most("k", "k_last"))
 S, GRID = 8, 12
 SOME = (300, 337)  # rows of their own: more than a tile of them
@@ -145,6 +156,8 @@ MASKS = {
     "rows": f"{NEAR} or ({SOME[0]} <= q and q <= {SOME[1]} and k <= q)",
     "window": NEAR,
     "stripes": "k % 8 < 4 and k < 40 or 64 <= k and k <= 84",
+    "image": f"abs(q // {GRID} - k // {GRID}) <= 2 and abs(q % {GRID} - k % {GRID}) <= 3",
+    "video": "abs(q // 48 - k // 48) <= 1 and abs(q // 8 % 6 - k // 8 % 6) <= 1 and abs(q % 8 - k % 8) <= 3",
     "grid": f"k <= q and (q // {GRID} == k // {GRID} or (q - k) % {GRID} == 0)",
 }
 BAND, COLUMNS = Sweep(Tiling(), (window(S),)), Sweep(Tiling((S,), (1,)), (strided(S),))
@@ -168,6 +181,9 @@ SWEEPS: dict[str, tuple[str, tuple[Sweep, ...]]] = {
     "stripes": ("stripes", (Sweep(Tiling(), (stripes(8, 4, 4), some_keys(64, 84))),)),
     "boxes of 8": ("grid", (boxes(8),)),  # the second box of a grid row has 4 columns
     "boxes of 4": ("grid", (boxes(4),)),
+    # key tiles of 4 columns and several lines of the grid; of 8 columns, several lines and one frame
+    "image": ("image", (near_on_grid(MASKS["image"], Tiling((GRID,), (4,), (GRID,), 4)),)),
+    "video": ("video", (near_on_grid(MASKS["video"], Tiling((8, 48), (4, 2), (8, 48), 8)),)),
 }
 
 

@@ -11,7 +11,7 @@ from gradients import compare, expected, extras_of, random_gradients, run, sourc
 from schedules import SWEEPS, made, per_head
 
 from sparsegen.codegen.backward import KEYS, QUERIES
-from sparsegen.launch import backward
+from sparsegen.launch import backward_rooms
 from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
@@ -27,6 +27,8 @@ LENGTHS = {
     "stripes": [(20, 100), (70, 42)],
     "boxes of 8": [(48, 53), (70, 40)],
     "boxes of 4": [(48, 53)],
+    "image": [(48, 53), (70, 40)],
+    "video": [(96, 100)],
 }
 
 
@@ -106,9 +108,9 @@ def test_a_column_in_chunks_is_deterministic_and_bounded(monkeypatch: pytest.Mon
     saved, want, _ = expected(case, q, k, v, *random_gradients(case, q, v))
     first, again = (run(case, saved, turned, "kv") for _ in range(2))
     assert torch.equal(first.k, again.k) and torch.equal(first.v, again.v)
-    assert backward._chunks(600, 1024) == (3, 256)
-    monkeypatch.setattr(backward, "MOST_PARTIALS", 1024)
-    assert backward._chunks(600, 1024) == (1, 640)
+    assert backward_rooms.bounded_chunks(600, 1024) == (3, 256)
+    monkeypatch.setattr(backward_rooms, "MOST_PARTIALS", 1024)
+    assert backward_rooms.bounded_chunks(600, 1024) == (1, 640)
     fewer = run(case, saved, turned, "kv")
     assert torch.allclose(fewer.k.double(), want[1], atol=2e-2)
     assert torch.allclose(fewer.k, first.k, atol=2e-3)

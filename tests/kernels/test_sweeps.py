@@ -36,6 +36,8 @@ LENGTHS = {
     "stripes": [(20, 100), (70, 42)],
     "boxes of 8": [(70, 70), (65, 150), (100, 65), (1, 100), (48, 53)],
     "boxes of 4": [(70, 70), (100, 65)],
+    "image": [(70, 70), (65, 150), (100, 65)],
+    "video": [(65, 150), (100, 65)],
 }
 SHORT = [name for name in SWEEPS if "rows" not in name and name != "split boxes"]
 
@@ -66,7 +68,7 @@ def _cases() -> list[Case]:
         {"HEAVY_FIRST": False, "GROUP_HEADS": 1},
         {"BLOCK_M": 128, "BLOCK_N": 32, "num_warps": 8},
     ]
-    for name in ("strided", "split rows", "boxes of 8"):
+    for name in ("strided", "split rows", "boxes of 8", "image"):
         more = {"batch": 2, "heads": 3} if name in SHORT else {}
         out += [case_of(name, *lengths_of(name), knobs=tuple(k.items()), **more) for k in structure]
         out.append(case_of(name, *lengths_of(name), head_dim=24, value_dim=40))

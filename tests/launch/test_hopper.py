@@ -258,7 +258,11 @@ KERNELS: dict[str, tuple[Pattern, Problem, dict[str, Any]]] = {
     "causal 64, one consumer": (CAUSAL, Problem(head_dim=64), {"BLOCK_M": 64, "BLOCK_N": 64}),
     "causal 96": (CAUSAL, Problem(head_dim=96), {"BLOCK_N": 64}),
     "causal 192-128": (CAUSAL, Problem(head_dim=192, value_dim=128), {"BLOCK_N": 64}),
-    "causal 192-128, late": (CAUSAL, Problem(head_dim=192, value_dim=128), {"BLOCK_N": 128, "STAGES": 2, "LATE_VALUES": True}),  # fmt: skip
+    "causal 192-128, late": (
+        CAUSAL,
+        Problem(head_dim=192, value_dim=128),
+        {"BLOCK_N": 128, "STAGES": 2, "LATE_VALUES": True},
+    ),
     "causal 256": (CAUSAL, Problem(head_dim=256), {"BLOCK_N": 32}),
     "sinks, persistent": (STREAMING, Problem(), {"PERSISTENT": True}),
     "strided": (COLUMNS, COLUMNS.problem, {"BLOCK_N": 64}),

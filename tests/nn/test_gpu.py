@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,12 @@ import torch
 from torch._dynamo.utils import counters
 
 sys.path.insert(0, str(Path(__file__).parent))
+import ranks
 from interpreted import LEARNED, PLAIN, inputs, layer_of, pattern_of, twin_of
 
+from sparsegen.artifact.build import ensure
+from sparsegen.artifact.compiler import Compiler
+from sparsegen.artifact.gradients import GradientCompiler
 from sparsegen.errors import InputError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -24,6 +29,32 @@ BF16 = torch.bfloat16
 def on_gpu(pattern: Any, dtype: Any = BF16) -> Any:
     # without biases: that of keys has a gradient of rounding alone, which compares with nothing
     return layer_of(pattern, bias=False).to("cuda", dtype)
+
+
+COLD = {"nothing is built": 40, "gradients are not built": 41, "another dtype": 42}
+
+
+def window(size: int) -> Any:
+    """A pattern of its own."""
+    return pattern_of({"window": {"left": size, "right": 0}})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored() -> None:
+    """Artifacts of all that these tests launch, built at once: one after the other they take minutes of a GPU's time.
+
+    On disk alone: every test still loads what it launches, and a capture still meets kernels that are not loaded.
+    """
+    layers = [(layer_of(p, bias=False), t) for p in (PLAIN, LEARNED) for t in (torch.float32, BF16)]
+    layers += [(layer_of(window(size), bias=False), BF16) for size in COLD.values()]
+    layers += [(layer_of(window(COLD["another dtype"]), bias=False), torch.float16)]
+    layers += [(one, torch.float32) for one in ranks.Model("triton").layers]
+    asked = [(one.pattern, one._for_dtype(dtype)) for one, dtype in layers]
+    builders = (GradientCompiler(jobs=4), Compiler(jobs=3))
+    with ThreadPoolExecutor(2 * len(asked)) as threads:
+        made = [threads.submit(ensure, *a, builder=b) for b in builders for a in asked]
+    for one in made:
+        one.result()
 
 
 def close(got: Any, want: Any, most: float = 0.01) -> bool:
@@ -87,11 +118,9 @@ def test_graphs_replay_with_new_data(pattern: Any, gradients: bool) -> None:
             assert close(one, right)
 
 
-@pytest.mark.parametrize("what", ["nothing is built", "gradients are not built", "another dtype"])
+@pytest.mark.parametrize("what", COLD)
 def test_a_cold_capture_is_one_error_and_the_next_one_works(what: str) -> None:
-    # a pattern of its own, so that no other test has built or loaded its kernels
-    size = 40 + len(what)
-    layer = on_gpu(pattern_of({"window": {"left": size, "right": 0}}))
+    layer = on_gpu(window(COLD[what]))  # no other test has loaded its kernels
     x = inputs(2, 128).to("cuda", BF16)
     torch.nn.functional.linear(x, layer.q_proj.weight)  # cuBLAS may not start inside a capture
     if what != "nothing is built":
@@ -151,6 +180,7 @@ def test_distributed_inside_one_gpu(mode: str, tmp_path: Path) -> None:
     """World size 1 with nccl: wrappers, streams and sharded parameters around the kernels."""
     script, root = Path(__file__).with_name("ranks.py"), str(Path(__file__).parents[2])
     words = [sys.executable, str(script), mode, "0", "1", str(tmp_path / "meet"), "triton"]
-    env = {**os.environ, "PYTHONPATH": root}
+    paths = filter(None, (root, os.environ.get("PYTHONPATH")))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=400)
     assert "rank 0 of 1: 19 gradients equal" in done.stdout, done.stdout + done.stderr

@@ -191,7 +191,7 @@ def test_kernels_are_asked_for_once_and_by_dtype(kernels: list[Any]) -> None:
     for dtype in (torch.float32, torch.float32, torch.float16):
         layer.prepare(dtype)
     (pattern, problem, *rest), (_, half, *_) = kernels
-    assert pattern is PLAIN and rest == ["load", "quick", None]
+    assert pattern is PLAIN and rest == ["load", "quick", None, True, None]
     assert (problem.head_dim, problem.heads, problem.kv_heads) == (16, HEADS, KV_HEADS)
     assert problem.lengths == ((64, 64), (1, 64))
     assert (problem.dtype, half.dtype) == ("float32", "float16")
@@ -211,13 +211,16 @@ def test_layers_that_are_alike_share_kernels(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(f"sparsegen.nn.{name}", opened(name))
     open_callable.cache_clear()
     layers = [layer_of(), layer_of(), layer_of(LEARNED), layer_of(kernels="load")]
+    layers.append(layer_of(deterministic=False))
     for layer in layers:
         layer.prepare(backward=False)
     found = [layer._callables[torch.float32] for layer in layers]
     open_callable.cache_clear()
-    assert found[0] is found[1] and len(set(map(id, found))) == 3
-    built = {"tune": "off", "passes": ("forward",), "store": None}
-    assert made == [("compile", built), ("compile", built), ("load", {"store": None})]
+    assert found[0] is found[1] and len(set(map(id, found))) == 4
+    plain = {"store": None, "deterministic": True, "workspace": None}
+    built, loaded = {"tune": "off", "passes": ("forward",), **plain}, plain
+    assert made[:3] == [("compile", built), ("compile", built), ("load", loaded)]
+    assert made[3:] == [("compile", built | {"deterministic": False})]
 
 
 @on_cpu

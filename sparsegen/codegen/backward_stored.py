@@ -1,0 +1,283 @@
+"""Gradients with dS stored: the kernel of keys keeps dS, that of queries multiplies it with K.  Only for sm_90."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sparsegen.codegen import backward_hopper, hopper
+from sparsegen.codegen.backward import BackwardSource
+from sparsegen.codegen.backward_hopper import covers, hopper_plan
+from sparsegen.codegen.backward_plan import BackwardPlan, HopperBackwardPlan
+from sparsegen.codegen.backward_planner import (
+    KEYS,
+    OUTPUTS,
+    QUERIES,
+    STORED,
+    adds_up,
+    gradient_launches,
+    make_backward_plan,
+)
+from sparsegen.codegen.grids import Grid
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.codegen.planner import chunks
+from sparsegen.codegen.segments import descriptor_name
+from sparsegen.codegen.source import render_text
+from sparsegen.codegen.template import load_template
+from sparsegen.codegen.text import lines_of
+from sparsegen.errors import UnsupportedError
+from sparsegen.schedule.tree import Schedule
+from sparsegen.spec.gpu import Gpu
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+TEMPLATE = "backward_stored"
+DS = "DS"  # [B, H, keys, queries] in the dtype of q, see ``launch.backward_shares``
+RUNS = (1, 1)  # the only view of rows that boxes of dS have
+OTHER_ROWS = "dS is stored in boxes of runs; this schedule has other rows"
+VISITED = 64  # queries of a tile of keys: the columns of its boxes
+
+
+# ---- configurations ----
+
+
+def default_config(problem: Problem, gpu: Gpu, part: str) -> LaunchConfig:
+    """What is launched where nothing was measured: the largest tiles and then most stages that fit."""
+    values = {k.name: k.default for k in load_template(TEMPLATE).knobs}
+    tiles = (128, 64) if part == QUERIES else (VISITED,)
+    found = [LaunchConfig.of(values | {"BLOCK_N": n, "STAGES": s}) for n in tiles for s in (3, 2)]
+    return next((c for c in found if unfit(c, problem, gpu, part) is None), found[-1])
+
+
+def unfit(config: LaunchConfig, problem: Problem, gpu: Gpu, part: str) -> str | None:
+    """Why this configuration cannot work for the kernel of ``part`` and the problem on the GPU, or None."""
+    v = config.as_dict()
+    for knob in load_template(TEMPLATE).knobs:
+        if v.get(knob.name) not in knob.choices:
+            return f"{knob.name}={v.get(knob.name)} is not one of {list(knob.choices)}"
+    if (reason := hopper.unavailable(problem, gpu)) is not None:
+        return reason
+    if part == KEYS:
+        if v["BLOCK_N"] != VISITED:
+            return f"the kernel that stores dS visits {VISITED} queries: BLOCK_N is {VISITED}"
+        taken = backward_hopper.registers(v, problem, OUTPUTS[KEYS])
+        if taken > backward_hopper.MOST_REGISTERS:
+            return (
+                f"the kernel that stores dS keeps sums and tiles of DK and DV in registers: {taken} a thread, "
+                f"{backward_hopper.MOST_REGISTERS} at most"
+            )
+    needed = shared_bytes(v, problem, part)
+    if needed > gpu.shared_bytes:
+        return f"tiles take {needed} bytes of shared memory, {gpu.name} has {gpu.shared_bytes}"
+    return None
+
+
+def starts(problem: Problem, gpu: Gpu, part: str) -> tuple[LaunchConfig, ...]:
+    """Configurations to measure first: the default, testing masks everywhere, smaller tiles."""
+    default = default_config(problem, gpu, part)
+    steps: list[dict[str, Any]] = [{}, {"TEST_ALL": True}, {"STAGES": 2}]
+    steps += [{"BLOCK_N": 64, "STAGES": 4}] if part == QUERIES else []
+    found = [LaunchConfig.of(default.as_dict() | step) for step in steps]
+    return tuple(dict.fromkeys(c for c in found if unfit(c, problem, gpu, part) is None))
+
+
+def shared_bytes(knobs: Mapping[str, Any], problem: Problem, part: str) -> int:
+    """Shared memory of a program: of keys that of the split kernel and two tiles of dS; of queries the rings and room for dQ."""
+    rows, visited = int(knobs["BLOCK_M"]), int(knobs["BLOCK_N"])
+    if part == KEYS:
+        own = backward_hopper.shared_bytes(knobs, problem, OUTPUTS[KEYS])
+        return own + 2 * rows * visited * 2
+    columns = sum(c.width for c in chunks(problem.head_dim))
+    return 2 * (rows * columns + int(knobs["STAGES"]) * visited * (columns + rows)) + 1024
+
+
+# ---- the texts ----
+
+
+def uncovered(pattern: Pattern, schedule: Schedule, problem: Problem, part: str) -> str | None:
+    """Why the kernel of ``part`` cannot run over a schedule (for keys a transposed one) of a pattern, or None."""
+    if problem.dtype not in hopper.DTYPES:
+        return f"stored dS takes {' or '.join(hopper.DTYPES)}, not {problem.dtype}"
+    if pattern.null_key:
+        return "stored dS has none of the null key"
+    if len(schedule.classes) > 1:
+        return "stored dS is for patterns with one mask for all heads"
+    for x in gradient_launches(schedule, part):
+        own = x.grid.queries, x.grid.described
+        if not x.grid.combine and own != (RUNS, (RUNS,)):
+            return OTHER_ROWS
+    plan, grids = _plan(pattern, schedule, problem, part, 0)
+    boxed = all(covers(x, g) for x, g in zip(plan.launches, grids) if x.kind == "sweep")
+    return None if boxed else OTHER_ROWS
+
+
+def render_stored(
+    pattern: Pattern, schedule: Schedule, problem: Problem, part: str, shift: int = 0
+) -> BackwardSource:
+    """Render one of the two kernels: "keys" over a transposed schedule, "queries" over one of the pattern.
+
+    UnsupportedError for what ``uncovered`` says.
+    """
+    which = load_template(TEMPLATE)
+    if (why := uncovered(pattern, schedule, problem, part)) is not None:
+        raise UnsupportedError(f"{pattern.name}, schedule {schedule.label}: {why}")
+    plan, grids = _plan(pattern, schedule, problem, part, shift)
+    sums = adds_up(gradient_launches(schedule, part))
+    special = hopper_plan(plan, grids, problem.dtype, sums)
+    assert special is not None  # it covers every sweep
+    special = _with_ds(plan, special)
+    given: Any = plan
+    source = BackwardSource(
+        template=which.name,
+        text=render_text(which, "kernel.py.jinja", plan=given),
+        entry=plan.entry,
+        dtype=problem.dtype,
+        head_dim=problem.head_dim,
+        value_dim=problem.value_dim,
+        parameters=tuple(zip(plan.parameters, plan.types)),
+        constexprs=plan.constexprs,
+        tables=plan.tables,
+        grids=grids,
+        position_limit=schedule.position_limit,
+        max_position=schedule.max_position,
+        min_position=schedule.min_position,
+        part=part,
+        outputs=OUTPUTS[part],
+        shift=shift,
+        sums=sums,
+        walks=plan.walks,
+        launches=tuple(range(len(plan.launches))),
+        design=STORED,
+    )
+    warp = replace(
+        source,
+        text=render_text(
+            which,
+            "hopper.py.jinja",
+            plan=plan,
+            hopper=special,
+            gluon=backward_hopper.gluon,
+            corner_of=partial(backward_hopper.corner_of, part=part),
+        ),
+        entry=special.entry,
+        parameters=tuple(zip(special.parameters, special.types)),
+        constexprs=special.constexprs,
+        launches=tuple(launch.number for launch in special.launches.values()),
+    )
+    return replace(source, hopper=warp)
+
+
+def _plan(
+    pattern: Pattern, schedule: Schedule, problem: Problem, part: str, shift: int
+) -> tuple[BackwardPlan, tuple[Grid, ...]]:
+    """That of a split kernel with tiles of one size, without its launch that prepares, and DS among its tensors."""
+    which = load_template(TEMPLATE)
+    knobs = tuple(x for x in which.constexprs if x not in backward_hopper.OWN_KNOBS)
+    made = make_backward_plan(
+        pattern,
+        schedule,
+        problem,
+        part,
+        OUTPUTS[part],
+        shift,
+        which.name,
+        f"{which.entry}_{part}",
+        knobs,
+        narrow=0,
+    )
+    given = list(zip(made.parameters, made.types))
+    if part == QUERIES:  # its other parameters are those of the launch that prepares
+        unused = (
+            "V",
+            "OUT",
+            "LSE",
+            "DLSE",
+            "STATS",
+            "SINK_PARTS",
+            "has_dlse",
+            "SINK_LOGITS",
+            "joins",
+        )
+        given = [x for x in given if x[0] not in unused and not x[0].startswith(_UNUSED_STRIDES)]
+    first = next(i for i, (_, kind) in enumerate(given) if kind == "stride")
+    given.insert(first, (DS, "*data"))
+    parameters, types = zip(*given)
+    constexprs = [x for x in made.constexprs if x not in ("SWEEP", "PERSISTENT")]
+    grids = tuple(x.grid for x in gradient_launches(schedule, part))
+    plan = replace(
+        made,
+        launches=tuple(x for x in made.launches if x.kind != "prepare"),
+        parameters=parameters,
+        types=types,
+        constexprs=(*constexprs, "SWEEP", "PERSISTENT"),
+        parameter_lines=(
+            *lines_of(parameters),
+            *lines_of(f"{c}: tl.constexpr" for c in constexprs),
+        ),
+        argument_lines=(*lines_of(parameters), *lines_of(constexprs)),
+    )
+    return plan, grids
+
+
+_UNUSED_STRIDES = ("stride_v", "stride_o")
+
+
+def _with_ds(plan: BackwardPlan, special: HopperBackwardPlan) -> HopperBackwardPlan:
+    """The plan with boxes of DS: 64 keys of a consumer and the visited queries, or visited keys and 64 queries of one."""
+    name = f"{descriptor_name(DS, RUNS)}0"
+    given = [(n, k) for n, k in zip(special.parameters, special.types)]
+    if plan.part == KEYS:
+        box = (name, f"desc:1:1:{VISITED}:{hopper.ROWS}")
+        shared = _shared(special) + ["ds_smem"]
+    else:
+        box = (name, f"desc:1:1:{hopper.ROWS}")
+        given = [(n, k) for n, k in given if not (k.startswith("desc:") and n[0] != "K")]
+        numbers = [c.index for c in plan.qk_chunks]
+        shared = [f"{x}_smem{i}" for i in numbers for x in ("k", "stage")]
+        shared += ["ds_smem", "ready", "empty"]
+    first = next(i for i, (_, kind) in enumerate(given) if kind == "stride")
+    parameters, types = zip(*given[:first], box, *given[first:])
+    constexprs = (*(c for c in special.constexprs if c != "SWEEP"), "SWEEP")
+    typed = [f"{c}: gl.constexpr" for c in constexprs]
+    return replace(
+        special,
+        parameters=parameters,
+        types=types,
+        constexprs=constexprs,
+        parameter_lines=lines_of([*parameters, *typed]),
+        inner_parameter_lines=lines_of([*shared, *parameters, *typed]),
+        inner_argument_lines=lines_of([*shared, *parameters, *constexprs]),
+    )
+
+
+def _shared(special: HopperBackwardPlan) -> list[str]:
+    names = [
+        x.strip() for line in special.inner_argument_lines for x in line.split(",") if x.strip()
+    ]
+    return names[: len(names) - len(special.parameters) - len(special.constexprs)]
+
+
+def parts_uncovered(
+    pattern: Pattern, queries: Sequence[Schedule], keys: Sequence[Schedule], problem: Problem
+) -> str | None:
+    """Why no pair of these schedules can be run with stored dS, or None."""
+    for schedules, part in ((queries, QUERIES), (keys, KEYS)):
+        found = [uncovered(pattern, s, problem, part) for s in schedules]
+        if all(why is not None for why in found):
+            return found[0]
+    return None
+
+
+__all__ = [
+    "DS",
+    "TEMPLATE",
+    "default_config",
+    "parts_uncovered",
+    "render_stored",
+    "shared_bytes",
+    "starts",
+    "uncovered",
+    "unfit",
+]

@@ -1,0 +1,132 @@
+"""Gradients with stored dS, run by the machine, equal float64 autograd: patterns, dims, features, shares of the heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from backward_runs import gradients_of, saved_of
+from gradients import flat
+from runs import Run
+from small_patterns import MASKS, extras, pattern_of
+from stored_runs import compare_stored, stored_kernel_of
+
+from sparsegen.codegen.backward_stored import shared_bytes, uncovered
+from sparsegen.errors import InputError
+from sparsegen.schedule.transpose import transpose
+
+# texts of the launches of keys and of queries: the last of a split sweep adds partial sums
+TEXTS = {"sinks": ("hhp", "h"), "longformer": ("hhp", "h")}
+
+
+def run_of(name: str, q_len: int, kv_len: int, /, settings: Any = None, **more: Any) -> Run:
+    return Run(name, pattern_of(MASKS[name], **(settings or {})), q_len, kv_len, **more)
+
+
+LENGTHS = [(64, 64), (65, 63), (1, 1), (1, 100), (100, 1), (300, 129), (129, 300), (257, 257)]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", ["sinks", "full"])
+def test_ragged_lengths(name: str, lengths: tuple[int, int]) -> None:
+    compare_stored(run_of(name, *lengths, seed=sum(lengths)), TEXTS.get(name, ("h", "h")))
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "two-sided", "longformer"])
+def test_patterns(name: str) -> None:
+    compare_stored(run_of(name, 192, 256), TEXTS.get(name, ("h", "h")))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (128, 64), (80, 40), (96, 96)], ids=str)
+def test_head_dims(dims: tuple[int, int]) -> None:
+    run = run_of("causal", 80, 150, head_dim=dims[0], value_dim=dims[1])
+    kernel = compare_stored(run)
+    for name in ("stored-keys", "stored-queries"):
+        source, config = kernel.sources[name], kernel.configs[name].as_dict()
+        taken = shared_bytes(config, run.problem, source.part) - 1024
+        assert kernel.shared_bytes[name] == taken
+
+
+KNOBS: list[dict[str, Any]] = [{"STAGES": 4}, {"TEST_ALL": True}, {"HEAVY_FIRST": False}]
+
+
+@pytest.mark.parametrize("knobs", KNOBS, ids=str)
+def test_knobs(knobs: dict[str, Any]) -> None:
+    heads = {"batch": 2, "heads": 4, "kv_heads": 2}
+    compare_stored(run_of("sinks", 150, 190, knobs=knobs, **heads), TEXTS["sinks"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_to_the_bit_in_any_order(seed: int) -> None:
+    run = run_of("sinks", 200, 140)
+    saved, _, _ = saved_of(run)
+    first, again = (
+        flat(gradients_of(stored_kernel_of(replace(run, seed=s)), run, saved))
+        for s in (0, seed + 1)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+FEATURES: list[dict[str, Any]] = [
+    {"softcap": 3.0},
+    {"alibi": True},
+    {"sink_logits": True},
+    {"softcap": 2.0, "alibi": True, "sink_logits": True, "scale": 0.3},
+]
+
+
+@pytest.mark.parametrize("settings", FEATURES, ids="-".join)
+def test_features(settings: dict[str, Any]) -> None:
+    for lengths in ((72, 92), (92, 24)):
+        run = run_of("sinks", *lengths, settings, head_dim=24, value_dim=40)
+        compare_stored(run, TEXTS["sinks"], **extras(run.pattern, 2, 1, 24, 40))
+
+
+# ---------------------------------------------------------------------- shares
+@pytest.mark.parametrize(
+    ("workspace", "shares"), [(1 << 30, 1), (4 * 80_000, 2), (2 * 80_000, 3), (80_000, 6)]
+)
+def test_some_heads_at_a_time(workspace: int, shares: int) -> None:
+    """Whole batch entries, then key heads of one, as many as fit."""
+    alibi = {"alibi": True}
+    run = run_of("sinks", 140, 130, alibi, batch=3, heads=4, kv_heads=2)
+    assert 2 * 130 * 144 * 2 == 74_880  # bytes of a key head
+    ran = "hhp" * shares, "h" * shares
+    given = extras(run.pattern, 4, 2, 16, 16)
+    kernel = compare_stored(run, ran, workspace, **given)
+    taken = [t for t in kernel._memory.values() if t.ndim == 4 and t.shape[3] == 144]
+    assert len(taken) == 1 and taken[0].numel() * 2 <= workspace
+
+
+def test_a_workspace_without_room_for_a_head() -> None:
+    run = run_of("causal", 100, 90)
+    saved, _, _ = saved_of(run)
+    said = (
+        "workspace=37439 holds dS of no head: 100 queries and 90 keys take 37440 bytes a key head"
+    )
+    with pytest.raises(InputError, match=said):
+        gradients_of(stored_kernel_of(run, 37439), run, saved)
+
+
+# ---------------------------------------------------------------------- what it does not do
+def test_reasons() -> None:
+    problem = run_of("causal", 1, 1).problem
+    for name, settings, said in (
+        ("causal", {"null_key": True}, "stored dS has none of the null key"),
+        ("dilated", {}, "dS is stored in boxes of runs; this schedule has other rows"),
+    ):
+        pattern = pattern_of(MASKS[name], **settings)
+        found = transpose(pattern, problem)
+        schedules = [c.schedule for c in found.candidates]
+        assert said in [uncovered(pattern, s, problem, "keys") for s in schedules]
+
+
+@pytest.mark.parametrize("wanted", ["q", "kv"])
+def test_fewer_gradients_go_to_the_split_kernels(wanted: str) -> None:
+    run = run_of("causal", 70, 70)
+    saved, _, _ = saved_of(run)
+    kernel = stored_kernel_of(run)
+    gradients_of(kernel, run, saved, wanted)
+    assert not any(name.startswith("stored") for name in kernel.ran)

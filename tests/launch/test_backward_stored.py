@@ -1,0 +1,129 @@
+"""Gradients with stored dS around their texts: configurations, shares of the heads, and that they compile for sm_90."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from test_backward_hopper import CAUSAL, H200, STREAMING, inner_loops, long
+
+from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
+from sparsegen.codegen.backward_stored import (
+    default_config,
+    render_stored,
+    shared_bytes,
+    starts,
+    unfit,
+)
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.errors import InputError
+from sparsegen.launch import Job, compile_many
+from sparsegen.launch import signature as sig
+from sparsegen.launch.backward_shares import Share, head_bytes, row_elements, shares
+from sparsegen.launch.binary import _resources, _tool, folder_of, read_metadata
+from sparsegen.launch.sass import listing_of
+from sparsegen.launch.sizes import Sizes
+from sparsegen.schedule.build import build
+from sparsegen.schedule.transpose import transpose
+from sparsegen.spec.gpu import find_gpu
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+
+def source_of(pattern: Pattern, problem: Problem, part: str) -> BackwardSource:
+    if part == QUERIES:
+        return render_stored(pattern, build(pattern, problem), problem, part)
+    found = transpose(pattern, problem)
+    return render_stored(pattern, found.schedule, problem, part, found.shift)
+
+
+# ---------------------------------------------------------------------- shares
+def sizes(batch: int, heads: int, kv_heads: int, q_rows: int, kv_rows: int) -> Sizes:
+    q, k = torch.zeros(batch, heads, q_rows, 8), torch.zeros(batch, kv_heads, kv_rows, 8)
+    return Sizes.of(q, k, k)
+
+
+def test_shares_hold_all_heads_once_and_no_more_bytes_than_given() -> None:
+    s = sizes(3, 12, 6, 100, 90)
+    one = head_bytes(s)
+    assert one == 2 * 90 * row_elements(100) * 2 == 2 * 90 * 104 * 2
+    for most in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 18, 100):
+        found = shares(s, most * one + one - 1)
+        taken = [(b, h) for x in found for b in range(x.entry, x.entry + x.entries) for h in range(x.first, x.last)]  # fmt: skip
+        assert sorted(taken) == [(b, h) for b in range(3) for h in range(6)]
+        assert all(x.entries * (x.last - x.first) <= most for x in found)
+        assert all(x.entries == 1 or x.last - x.first == 6 for x in found)  # memory without gaps
+    assert shares(s, 4 * one) == [Share(b, 1, h, h + 3) for b in range(3) for h in (0, 3)]
+    with pytest.raises(InputError, match=f"take {one} bytes a key head; give so much, or leave"):
+        shares(s, one - 1)
+
+
+# ---------------------------------------------------------------------- configurations
+UNFIT: list[tuple[dict[str, Any], Problem, str, str]] = [
+    ({"BLOCK_N": 128}, Problem(), KEYS, "the kernel that stores dS visits 64 queries: BLOCK_N is 64"),
+    ({}, Problem(192, 128), KEYS, "the kernel that stores dS keeps sums and tiles of DK and DV in registers: 256 a thread, 224 at most"),
+    ({"BLOCK_N": 128, "STAGES": 4}, Problem(), QUERIES, "tiles take 295936 bytes of shared memory, nvidia-h200 has 232448"),
+    ({}, Problem(dtype="float32"), QUERIES, "KERNEL=hopper takes bfloat16 or float16, not float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("knobs", "problem", "part", "said"), UNFIT)
+def test_unfit(knobs: dict[str, Any], problem: Problem, part: str, said: str) -> None:
+    config = LaunchConfig.of(default_config(problem, H200, part).as_dict() | knobs)
+    assert unfit(config, problem, H200, part) == said
+
+
+@pytest.mark.parametrize("part", [KEYS, QUERIES])
+def test_starts(part: str) -> None:
+    for dims in ((64, 64), (128, 128), (96, 96), (80, 40)):
+        problem = Problem(*dims)
+        found = starts(problem, H200, part)
+        assert found[0] == default_config(problem, H200, part)
+        assert all(unfit(c, problem, H200, part) is None for c in found)
+        assert starts(problem, find_gpu("a100"), part) == ()
+
+
+def test_boxes_of_dS() -> None:
+    problem = long(128)
+    for part, box in ((KEYS, "1, 1, 64, 64"), (QUERIES, "1, 1, 128, 64")):
+        source, config = source_of(CAUSAL, problem, part), default_config(problem, H200, part)
+        assert sig.variants(source, config) == ("fast",)
+        kinds = sig.signature(source, config, "fast", 0)
+        assert kinds["DS_DESC0"].startswith(f"tensordesc<bf16[{box}],")
+
+
+# ---------------------------------------------------------------------- compiled for sm_90
+# (pattern, problem, part, bytes spilled at most, with Triton 3.6 and with 3.9)
+KERNELS: dict[str, tuple[Pattern, Problem, str, int]] = {
+    "keys causal 128": (CAUSAL, long(), KEYS, 304),
+    "keys causal 64": (CAUSAL, long(64), KEYS, 32),
+    "keys sinks 128": (STREAMING, long(), KEYS, 320),
+    "dQ causal 128": (CAUSAL, long(), QUERIES, 0),
+    "dQ sinks 128": (STREAMING, long(dtype="float16"), QUERIES, 32),
+}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+def test_compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No more spills and shared memory than promised, and products that run side by side."""
+    root, jobs = tmp_path_factory.mktemp("stored"), {}
+    for name, (pattern, problem, part, _) in KERNELS.items():
+        source, config = source_of(pattern, problem, part), default_config(problem, H200, part)
+        assert unfit(config, problem, H200, part) is None
+        jobs[name] = Job(source, config, "fast", H200, root / name.replace(" ", "_"))
+    for name, outcome in zip(jobs, compile_many(list(jobs.values()))):
+        assert outcome.binary is not None, f"{name}: {outcome.error}"
+        source, (_, problem, part, most) = jobs[name].source, KERNELS[name]
+        assert source.hopper is not None
+        promised = shared_bytes(jobs[name].config.as_dict(), problem, part)
+        for launch in source.hopper.launches:
+            folder, entry = folder_of(source, outcome.binary.directory, launch), source.hopper.entry
+            taken = read_metadata(folder, entry)["shared"]
+            # chunks of a split column have tests on every tile: no box of dS, and no room for one
+            assert taken <= promised <= H200.shared_bytes
+            _, spills = _resources(folder, entry)
+            assert spills is not None and spills <= most, f"{name}: {spills}"
+            loops = inner_loops(listing_of(folder / f"{entry}.cubin", _tool("nvdisasm")))
+            assert loops and all(waits <= 14 for _, waits in loops), f"{name}: {loops}"
