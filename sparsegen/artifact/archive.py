@@ -54,11 +54,16 @@ def export_archive(
     """Write verified entries to ``file``, and return their names.
 
     The same entries give the same bytes.  ``file`` appears whole or not at all.  ``signer`` signs every entry; without
-    one, the signatures that entries came with go on.
+    one, the signatures that entries came with go on.  ArchiveError if ``file`` cannot be written.
     """
     chosen = sorted(artifacts, key=lambda a: a.path.name)
     file = Path(file)
-    descriptor, temporary = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}-")
+    try:
+        descriptor, temporary = tempfile.mkstemp(
+            dir=file.absolute().parent, prefix=f".{file.name}-"
+        )
+    except OSError as error:
+        raise ArchiveError(f"{file} cannot be written: {error.strerror}") from error
     try:
         with os.fdopen(descriptor, "wb") as raw:
             # no time and no name in the gzip header, so equal content is an equal file
@@ -71,8 +76,10 @@ def export_archive(
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temporary, file)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):  # a full disk, a folder of that name
+            raise ArchiveError(f"{file} cannot be written: {error.strerror}") from error
         raise
     return [artifact.path.name for artifact in chosen]
 

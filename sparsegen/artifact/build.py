@@ -50,7 +50,7 @@ class Builder(Protocol):
 def ensure(
     pattern: Pattern,
     problem: Problem | None = None,
-    gpu: Gpu | None = None,
+    gpu: Gpu | str | None = None,
     *,
     tune: str = "off",
     store: Store | None = None,
@@ -61,7 +61,7 @@ def ensure(
 
     Args:
         problem: default: the pattern's own, else ``Problem()``.
-        gpu: default: the GPU of this machine; ToolchainError where there is none.
+        gpu: a type or its name; default: the GPU of this machine, ToolchainError where there is none.
         tune: ``off`` takes the best configuration on record, ``quick`` and ``full`` measure on this GPU.  A stored
             artifact that was tuned at a lower level is replaced; its readers keep the old files.
     """
@@ -85,7 +85,7 @@ def ensure(
 def load(
     pattern: Pattern,
     problem: Problem | None = None,
-    gpu: Gpu | None = None,
+    gpu: Gpu | str | None = None,
     *,
     store: Store | None = None,
     builder: Builder | None = None,
@@ -101,19 +101,20 @@ def load(
     return artifact
 
 
-def ask(pattern: Pattern, problem: Problem | None, gpu: Gpu | None, tune: str = "off") -> Request:
-    """A request with its defaults filled in."""
+def ask(
+    pattern: Pattern, problem: Problem | None, gpu: Gpu | str | None, tune: str = "off"
+) -> Request:
+    """A request with its defaults filled in; InputError for an argument that is none of its kind."""
+    from sparsegen.spec.gpu import as_gpu
+    from sparsegen.spec.problem import Problem
+
     if tune not in LEVELS:
         raise InputError(f"tune must be one of {', '.join(LEVELS)}, got {tune!r}")
     if problem is None:
-        problem = pattern.problem
-    if problem is None:
-        from sparsegen.spec.problem import Problem
-
-        problem = Problem()
-    if gpu is None:
-        gpu = _gpu_here()
-    return Request(pattern, problem, gpu, tune)
+        problem = pattern.problem or Problem()
+    if not isinstance(problem, Problem):
+        raise InputError(f"problem must be a sparsegen.Problem, got {type(problem).__name__}")
+    return Request(pattern, problem, _gpu_here() if gpu is None else as_gpu(gpu), tune)
 
 
 def _default_builder() -> Builder:

@@ -233,8 +233,6 @@ def _item(one: Pattern | str | Path, gpu: Gpu) -> Item:
 def _build_one(item: Item, tune: str, store: Store, builder: Builder) -> Result:
     if item.pattern is None:
         return item.result("failed", item.fault)
-    if item.part == BACKWARD:
-        tune = "off"  # nothing tunes them yet
     counted = _Counted(builder)
     try:
         artifact = ensure(

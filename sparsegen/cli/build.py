@@ -28,6 +28,13 @@ Problems = Annotated[
         help="YAML list of what to change in each pattern's problem; default: build it as stated.",
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic/--no-deterministic",
+        help="Gradients the same to the bit from run to run; without it a fused kernel may be faster (sm_90).",
+    ),
+]
 StoreUrl = Annotated[
     str | None,
     typer.Option("--store", metavar="URL", help="Ask this store before building."),
@@ -54,6 +61,15 @@ def compile(
             help="Some of forward, backward; default: those that the pattern's problem names.",
         ),
     ] = None,
+    deterministic: Deterministic = True,
+    workspace: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="BYTES",
+            help="Gradients for calls with a workspace. Not offered yet: an error says why.",
+        ),
+    ] = None,
     jobs: Jobs = None,
     store: StoreUrl = None,
     push: Push = False,
@@ -67,8 +83,11 @@ def compile(
     from sparsegen.report.built import build
 
     asked = None if passes is None else passes.split(",")
+    if workspace is not None and not deterministic:
+        raise typer.BadParameter("--workspace and --no-deterministic do not go together")
     place = Store(remote=store, push=push)
     options = {"tune": tune, "budget_s": budget, "passes": asked, "jobs": jobs, "store": place}
+    options |= {"deterministic": deterministic, "stored": workspace is not None}
     with progress(f"compile {pattern}") as report:
         built = build(pattern, gpu=gpu, progress=report, **options)  # type: ignore[arg-type]
     emit(built.as_dict(), as_json, built.text())
@@ -104,17 +123,18 @@ def check(
 ) -> None:
     """Prove that the cache is complete; compiles nothing.
 
-    Rows of tuned/ that were measured for another version of a pattern or template are faults too.
+    Rows of tuned/ that these patterns take and that were measured for another version of a pattern or template are
+    faults too.
     """
     from sparsegen.artifact.fleet import check as check_fleet
     from sparsegen.artifact.problems import read_problems
     from sparsegen.report.tuning import stale_rows
 
-    gpus = gpu.split(",")
+    gpus, names = gpu.split(","), patterns or None
     asked = None if problems is None else read_problems(problems)
     with progress("check") as report:
-        done = check_fleet(gpus, patterns or None, problems=asked, progress=report)
-    stale = stale_rows(gpus)
+        done = check_fleet(gpus, names, problems=asked, progress=report)
+    stale = stale_rows(gpus, names)
     found = {"results": [result_dict(r) for r in done.results], "stale_rows": stale}
     emit(found, as_json, "\n".join([str(done), *stale]))
     if stale or not done.ok:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from sparsegen.cli.notices import said
+
 
 class Report(Protocol):
     """Receives progress of long work: ``done`` of ``total`` steps, and one line about the newest."""
@@ -16,7 +18,12 @@ class Report(Protocol):
 
 
 def emit(value: Any, as_json: bool, text: str) -> None:
-    """Print ``value`` as one JSON object for machines, or ``text`` for a person."""
+    """Print ``value`` as one JSON value for machines, or ``text`` for a person.
+
+    An object also says what was warned of; people, and readers of lists, have that on stderr.
+    """
+    if as_json and isinstance(value, dict):
+        value = {**value, "warnings": said()}
     print(json.dumps(value, indent=2, sort_keys=False) if as_json else text)
 
 

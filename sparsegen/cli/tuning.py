@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsegen.cli.build import Jobs, Problems
+from sparsegen.cli.build import Deterministic, Jobs, Problems
 from sparsegen.cli.look import Json
 from sparsegen.cli.output import emit, progress, table
 
@@ -59,9 +59,10 @@ def tune(
         str,
         typer.Option(
             metavar="PASS[,PASS]",
-            help="forward, backward or both; the two gradient kernels are tuned apart.",
+            help="forward, backward or both; the gradient kernels are tuned apart.",
         ),
     ] = "forward",
+    deterministic: Deterministic = True,
     as_json: Json = False,
 ) -> None:
     """Measure configurations on the GPU here, or on those of a cluster.
@@ -77,7 +78,7 @@ def tune(
         return
     from sparsegen.report.tuning import parts_of
 
-    parts = parts_of(passes.split(","))
+    parts = parts_of(passes.split(","), deterministic)
     if replay is not None and parts != (None,):
         raise typer.BadParameter("--replay records the forward kernel: no --passes with it")
     common = {

@@ -14,6 +14,7 @@ from sparsegen.artifact.manifest import Considered, Decision
 from sparsegen.artifact.store import Store
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
+from sparsegen.tune import gradient_designs
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,8 @@ def build(
     tune: str | None = None,
     budget_s: float = 900.0,
     passes: Iterable[str] | None = None,
+    deterministic: bool = True,
+    stored: bool = False,
     jobs: int | None = None,
     store: Store | None = None,
     progress: Progress | None = None,
@@ -129,9 +132,12 @@ def build(
 
     ``gpu``: a name or alias; ``None`` for the one here.  ``tune``: ``off``, ``quick`` or ``full`` (``budget_s`` seconds);
     ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.  ``passes``: see
-    ``artifact.gradients.passes_of``; each gradient kernel is tuned at that level too.
+    ``artifact.gradients.passes_of``; each gradient kernel is tuned at that level too.  ``deterministic``: as of
+    ``sparsegen.compile``; ``stored``: gradients for calls with a workspace.
     Errors are those of ``artifact.build.ensure``.
     """
+    if stored:
+        gradient_designs.refuse_stored()
     spec = Pattern.from_yaml(pattern)
     found = current_gpu()
     request = ask(spec, None, None if gpu is None else find_gpu(gpu))
@@ -144,7 +150,7 @@ def build(
     )
     if not trains:
         return Built(artifact, here)
-    trained = GradientCompiler(jobs, full_budget_s=budget_s)
+    trained = GradientCompiler(jobs, None, budget_s, deterministic, stored)
     gradients = ensure(
         spec, None, wanted, tune=level, store=store, builder=trained, progress=progress
     )

@@ -20,6 +20,7 @@ from sparsegen.spec.problem import Problem
 from sparsegen.spec.run_data import check_keywords
 
 if TYPE_CHECKING:
+    from sparsegen.report.memory import Memory
     from sparsegen.schedule.search import Candidate
 
 TILE = (128, 64)  # that compiled schedules are chosen for, see ``schedule.search``
@@ -79,6 +80,25 @@ class Look:
         """Disjoint branches in the order of the kernel's loops, as JSON values."""
         return [] if self.head_class is None else words.branches(self.head_class, self.tile[0])
 
+    @cached_property
+    def gradients(self) -> Memory | str:
+        """What training with the pattern's problem holds at these lengths; or why no gradient kernel can be made."""
+        from sparsegen.report.memory import memory_of
+
+        if self.schedule is None:
+            return self.refusal
+        problem = problem_at(self.pattern, self.q_len, self.kv_len)
+        try:
+            return memory_of(self.pattern, problem, self.schedule, self.tile)
+        except UnsupportedError as error:
+            return str(error)
+
+    def _gradients_dict(self) -> dict[str, Any]:
+        found = self.gradients
+        if isinstance(found, str):
+            return {"unsupported": found}
+        return {**found.as_dict(), "unsupported": None}
+
     def as_dict(self) -> dict[str, Any]:
         """The object of ``show --json``."""
         return {
@@ -98,6 +118,7 @@ class Look:
             "schedule": None if self.schedule is None else self.schedule.label,
             "candidates": [line.as_dict() for line in self.candidates],
             "predicted_for": str(self.candidates[0].cost.sizes) if self.candidates else None,
+            "gradients": self._gradients_dict(),
             "unsupported": self.refusal or None,
         }
 
@@ -166,6 +187,8 @@ class Look:
                 lines.append(
                     f"workspace {cost.workspace_bytes:,} bytes of partial states ({cost.sizes})"
                 )
+            found = self.gradients
+            lines += [f"gradients none: {found}"] if isinstance(found, str) else found.lines()
         return "\n".join(lines)
 
 
@@ -193,10 +216,13 @@ def look(
     if not found:
         counts = Counts(*sampling.count_mask(pattern, q_len, kv_len, tile, head, data))
         return Look(pattern, q_len, kv_len, tile, head, data, None, None, refusal, counts)
+    from sparsegen.schedule.count import count
+
     schedule = found[0].schedule
     head_class = words.class_of(schedule, head)
-    counts = _count_schedule(schedule, head_class, q_len, kv_len, tile)
-    lines = lines_of(found, head, counts.cells, (q_len, kv_len), tile)
+    visible = count(replace(schedule, classes=(head_class,)), q_len, kv_len)
+    lines = lines_of(found, head, visible.cells, (q_len, kv_len), tile)
+    counts = Counts(visible.cells, lines[0].computed, visible.exact)
     return Look(pattern, q_len, kv_len, tile, head, data, schedule, head_class, "", counts, lines)
 
 
@@ -215,28 +241,21 @@ def _check(pattern: Pattern, q_len: int, kv_len: int, head: int, runtime: dict[s
         raise InputError(f"{error}; run-time data comes with --runtime FILE") from error
 
 
+def problem_at(pattern: Pattern, q_len: int, kv_len: int) -> Problem:
+    """The pattern's problem at these lengths."""
+    return replace(pattern.problem or Problem(), lengths=((q_len, kv_len),))
+
+
 def _candidates(
     pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]
 ) -> tuple[tuple[Candidate, ...], str]:
     """The schedules for these lengths and this tile, or none and why."""
     from sparsegen.schedule.build import candidates
 
-    problem = replace(pattern.problem or Problem(), lengths=((q_len, kv_len),))
     try:
-        return candidates(pattern, problem, tile), ""
+        return candidates(pattern, problem_at(pattern, q_len, kv_len), tile), ""
     except UnsupportedError as error:
         return (), str(error)
-
-
-def _count_schedule(
-    schedule: Schedule, head_class: HeadClass, q_len: int, kv_len: int, tile: tuple[int, int]
-) -> Counts:
-    from sparsegen.schedule import count
-
-    one = replace(schedule, classes=(head_class,))
-    visible = count.count(one, q_len, kv_len)
-    computed = count.computed_cells(one, q_len, kv_len, *tile)
-    return Counts(visible.cells, computed, visible.exact)
 
 
 def _percent(share: float) -> str:

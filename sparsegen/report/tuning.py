@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.errors import InputError, ToolchainError, TuneError
+from sparsegen.errors import InputError, SparsegenError, ToolchainError, TuneError
 from sparsegen.paths import data_dir
 
 if TYPE_CHECKING:
@@ -54,19 +54,21 @@ def tune_one(
     return _reported(done, keep)
 
 
-def parts_of(passes: Sequence[str]) -> tuple[str | None, ...]:
+def parts_of(passes: Sequence[str], deterministic: bool = True) -> tuple[str | None, ...]:
     """What is tuned for these passes, in order: None is the forward kernel, the backward pass has two of its own.
 
-    InputError for a name that is no pass with kernels.
+    Without ``deterministic`` the fused kernel is a third one.  InputError for a name that is no pass with kernels.
     """
     from sparsegen.artifact.gradients import BACKWARD, COMPILED, FORWARD
+    from sparsegen.codegen.backward_planner import FUSED
     from sparsegen.codegen.gradient_template import PARTS
 
     odd = [name for name in passes if name not in COMPILED]
     if odd:
         raise InputError(f"passes must be some of {', '.join(COMPILED)}, got {odd[0]!r}")
     forward: tuple[str | None, ...] = (None,) if FORWARD in passes else ()
-    return forward + (PARTS if BACKWARD in passes else ())
+    gradients: tuple[str | None, ...] = PARTS if deterministic else (*PARTS, FUSED)
+    return forward + (gradients if BACKWARD in passes else ())
 
 
 def tune_many(
@@ -192,24 +194,50 @@ def _named(job: Job) -> dict[str, Any]:
     }
 
 
-def stale_rows(gpus: Sequence[str]) -> list[str]:
-    """Rows of ``tuned/`` that were measured for another version of a pattern or template, in words."""
+def stale_rows(
+    gpus: Sequence[str], patterns: Sequence[Pattern | str | Path] | None = None
+) -> list[str]:
+    """Rows of ``tuned/`` that were measured for another version of a pattern or template, in words.
+
+    ``patterns``: as ``check`` was asked for them, and only rows that these would take; default: all rows.  Rules of a GPU
+    are for every pattern.
+    """
     from sparsegen.codegen.gradient_template import tuned_templates
     from sparsegen.spec.gpu import find_gpu
     from sparsegen.spec.pattern import Pattern
     from sparsegen.spec.shipped import shipped_patterns
     from sparsegen.tune.store import errors
 
+    asked = [] if patterns is None else _readable(patterns)
     shipped = {name: Pattern.from_yaml(p) for name, p in shipped_patterns().items()}
-    patterns = {name: pattern.digest() for name, pattern in shipped.items()}
+    known = {p.name: p for p in asked} | shipped
+    digests = {name: pattern.digest() for name, pattern in known.items()}
+    names, looks = {p.name for p in asked}, {p.digest() for p in asked}
     templates = {name: which.digest for name, which in tuned_templates().items()}
-    names = dict.fromkeys(find_gpu(gpu).name for gpu in gpus)
     root = data_dir("tuned")
 
     def labels(row: Row) -> tuple[str, ...]:
-        return labels_of_row(shipped[row.pattern], row.problem, row.template)
+        return labels_of_row(known[row.pattern], row.problem, row.template)
 
-    return [e for name in names for e in errors(root, name, patterns, templates, labels)]
+    def taken(row: Row) -> bool:
+        # as ``tune.store.lookup`` finds rows: by name, or by what the mask is
+        return patterns is None or row.pattern in names or row.pattern_digest in looks
+
+    types = dict.fromkeys(find_gpu(gpu).name for gpu in gpus)
+    return [e for name in types for e in errors(root, name, digests, templates, labels, taken)]
+
+
+def _readable(patterns: Sequence[Pattern | str | Path]) -> list[Pattern]:
+    """Those without mistakes; ``check`` itself says what is wrong with the others."""
+    from sparsegen.spec.pattern import Pattern
+
+    found = []
+    for one in patterns:
+        try:
+            found.append(one if isinstance(one, Pattern) else Pattern.from_yaml(one))
+        except SparsegenError:
+            continue
+    return found
 
 
 def labels_of_row(

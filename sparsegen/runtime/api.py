@@ -20,9 +20,10 @@ from sparsegen.launch.buckets import BucketKernel
 from sparsegen.launch.kernel import Kernel
 from sparsegen.launch.signature import variants
 from sparsegen.runtime.attend import Attend, ReferenceAttend
-from sparsegen.spec.gpu import Gpu
+from sparsegen.spec.gpu import Gpu, current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from sparsegen.tune import gradient_designs
 
 if TYPE_CHECKING:
     from sparsegen.artifact.gradients import GradientCompiler
@@ -37,23 +38,32 @@ def compile(
     pattern: Pattern | str | Path,
     problem: Problem | None = None,
     *,
+    gpu: Gpu | str | None = None,
     tune: str = "quick",
     passes: Iterable[str] | None = None,
+    deterministic: bool = True,
+    workspace: int | None = None,
     backend: str = "triton",
     budget_s: float = 900.0,
     jobs: int | None = None,
     store: Store | None = None,
 ) -> Attend | ReferenceAttend:
-    """A callable for ``pattern`` on the GPU of this machine, built on first use and cached.
+    """A callable for ``pattern``, built on first use and cached; by default for the GPU of this machine.
 
     Args:
         pattern: a ``Pattern``, a file, or the name of a shipped pattern.
         problem: dims, dtype and lengths; default: the pattern's own.
+        gpu: the GPU type or its name ("h200"); default: that of this machine.  For another one ``tune`` must be "off":
+            the artifact is cross-compiled, and the callable runs on such a GPU only.
         tune: ``quick`` measures on this GPU for about two minutes a problem, once: what was tuned is kept.  ``off``
             takes the best configuration on record (tuned/ for this GPU, the same architecture, the template's
             default: the artifact says which).  ``full`` measures for ``budget_s`` seconds.
         passes: ``("forward", "backward")`` builds the kernels of gradients at once; default: the passes that ``problem``
-            names, else forward alone.  Each of the two gradient kernels is tuned as long as the forward one.
+            names, else forward alone.  Each gradient kernel is tuned as long as the forward one.
+        deterministic: gradients are the same to the bit from run to run.  ``False`` allows a fused kernel on sm_90, which
+            is faster and adds dQ up in no fixed order; it is taken where it measures faster.
+        workspace: bytes that a backward pass may take for dS, on sm_90: fewer products, deterministic.  A call whose lengths
+            need more for one key head is an ``InputError``.
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
@@ -64,14 +74,19 @@ def compile(
     from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
 
     found = _pattern(pattern)
+    _check_designs(deterministic, workspace)
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "reference":
+        if gpu is not None:
+            raise InputError("backend='reference' builds for no GPU type: leave gpu out")
         return ReferenceAttend(found)
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
     if passes is not None:
         passes = passes_of(passes, Problem())  # a wrong name is said before a GPU is looked for
-    request = artifacts.ask(found, problem, None, tune)
+    request = artifacts.ask(found, problem, gpu, tune)
+    if gpu is not None:
+        _check_measurable(request.gpu, tune)
 
     def build(wanted: Problem, level: str) -> Kernel:
         artifact = artifacts.ensure(
@@ -97,10 +112,12 @@ def compile(
             request.gpu,
             tune=level,
             store=store,
-            builder=GradientCompiler(jobs, full_budget_s=budget_s),
+            builder=GradientCompiler(
+                jobs, None, budget_s, deterministic, stored=workspace is not None
+            ),
             progress=_logged(found.name),
         )
-        return open_gradients(found, wanted, artifact)
+        return _with_workspace(open_gradients(found, wanted, artifact), workspace)
 
     def first_gradients(wanted: Problem) -> BackwardKernel:
         log.warning("building gradients of %s, untuned, for %s", found.name, wanted)
@@ -116,23 +133,27 @@ def load(
     pattern: Pattern | str | Path,
     problem: Problem | None = None,
     *,
-    gpu: Gpu | None = None,
+    gpu: Gpu | str | None = None,
     store: Store | None = None,
     missing: str = "error",
+    deterministic: bool = True,
+    workspace: int | None = None,
 ) -> Attend:
     """The callable of a stored artifact, by exact key.  Never tunes or guesses, and builds only where ``missing`` says so.
 
     Args:
-        gpu: the GPU type; default: that of this machine.
+        gpu: the GPU type or its name ("h200"); default: that of this machine.
         store: default ``Store()``; ``Store(archive="kernels.tar.gz")`` also looks into one file, which may hold entries
             for many GPU types.
         missing: what a miss is: ``error``, or ``build``, which says so in a warning of the log and builds untuned.
+        deterministic, workspace: as of ``compile``: gradients of each kind are an artifact of their own, whatever the number.
 
     Raises ``CacheMiss``, which names the GPU types that it is built for, or the field in which the nearest stored artifact
     differs.  Gradients are an artifact of their own, opened at the first call that needs them: a ``CacheMiss`` there says
     how they are built.
     """
     found = _pattern(pattern)
+    _check_designs(deterministic, workspace)
     if missing not in MISSING:
         raise InputError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
     request = artifacts.ask(found, problem, gpu)
@@ -152,13 +173,19 @@ def load(
         from sparsegen.artifact.gradients import GradientCompiler  # a third of a load
 
         try:
-            stored = stored_or_built(wanted, GradientCompiler())
+            how = {"deterministic": deterministic, "stored": workspace is not None}
+            stored = stored_or_built(wanted, GradientCompiler(**how))  # type: ignore[arg-type]
         except CacheMiss as error:
+            flag = word = ""
+            if not deterministic:
+                flag, word = " --no-deterministic", ", deterministic=False"
+            if workspace is not None:
+                flag, word = f" --workspace {workspace}", f", workspace={workspace}"
             raise CacheMiss(
-                f"gradients are not built ({error}); `sparsegen compile PATTERN --passes forward,backward` builds "
-                "them, as does sparsegen.compile(..., passes=('forward', 'backward'))"
+                f"gradients are not built ({error}); `sparsegen compile PATTERN --passes forward,backward{flag}` builds "
+                f"them, as does sparsegen.compile(..., passes=('forward', 'backward'){word})"
             ) from None
-        return open_gradients(found, wanted, stored)
+        return _with_workspace(open_gradients(found, wanted, stored), workspace)
 
     forward = open_kernel(found, request.problem, artifact)
     return Attend(found, request.problem, forward, gradients=gradients)
@@ -188,7 +215,7 @@ def _open(
 
 def open_gradients(pattern: Pattern, problem: Problem, artifact: Artifact) -> BackwardKernel:
     """The same for the kernels of gradients."""
-    from sparsegen.artifact.gradients import module_of, sources_of
+    from sparsegen.artifact.gradient_texts import module_of, sources_of
     from sparsegen.launch.backward_kernel import BackwardKernel
 
     sources, configs = sources_of(pattern, problem, artifact), artifact.manifest.decision.kernels
@@ -201,6 +228,35 @@ def open_gradients(pattern: Pattern, problem: Problem, artifact: Artifact) -> Ba
             for name, source in sources.items()
         },
     )
+
+
+def _check_measurable(gpu: Gpu, tune: str) -> None:
+    here = current_gpu()
+    if tune != "off" and (here is None or here.name != gpu.name):
+        there = "there is none" if here is None else f"that is {here.name}"
+        raise InputError(
+            f"tune={tune!r} measures on the GPU here and {there}: for {gpu.name} say tune='off', which takes the "
+            "configuration on record"
+        )
+
+
+def _check_designs(deterministic: Any, workspace: Any) -> None:
+    if not isinstance(deterministic, bool):
+        raise InputError(f"deterministic must be True or False, got {deterministic!r}")
+    if workspace is None:
+        return
+    if not isinstance(workspace, int) or isinstance(workspace, bool) or workspace < 1:
+        raise InputError(f"workspace must be a number of bytes, 1 or more, got {workspace!r}")
+    if not deterministic:
+        raise InputError(
+            "workspace is for gradients that are the same to the bit; deterministic=False needs none: leave one of them out"
+        )
+    gradient_designs.refuse_stored()
+
+
+def _with_workspace(kernel: BackwardKernel, workspace: int | None) -> BackwardKernel:
+    kernel.workspace = workspace
+    return kernel
 
 
 def _logged(name: str) -> artifacts.Progress:

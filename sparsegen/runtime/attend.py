@@ -21,6 +21,7 @@ from sparsegen.runtime.checks import (
     check_device,
     check_extras,
     check_features,
+    check_kinds,
     check_lengths,
     check_out,
     check_starts,
@@ -109,7 +110,10 @@ class Attend:
         # a launch cannot be traced, an operator can
         tracing = torch.compiler.is_compiling()
         if not tracing:  # the operators do both for themselves
+            if not type(q) is type(k) is type(v) is torch.Tensor:  # the cheapest way to ask
+                check_kinds(q, k, v)
             if torch._C._is_any_autocast_enabled():
+                check_kinds(q, k, v, null_key=null_key)  # integers are not cast
                 q, k, v, null_key = operators.autocast(q, k, v, null_key)
             if torch._C._functorch.maybe_current_level() is not None:
                 operators.refuse_transforms(q, k, v)
@@ -118,6 +122,19 @@ class Attend:
             and alibi_slopes is sink_logits is null_key is None  # type: ignore[comparison-overlap]
             and not (k_start or partial or tracing)
         )
+        if not plain:
+            check_kinds(
+                q,
+                k,
+                v,
+                q_lengths=q_lengths,
+                kv_starts=kv_starts,
+                kv_lengths=kv_lengths,
+                alibi_slopes=alibi_slopes,
+                sink_logits=sink_logits,
+                null_key=null_key,
+                out=out,
+            )
         if plain and not (q.requires_grad or k.requires_grad or v.requires_grad):
             launch = self._ready.get(_layout(q, k, v))
             if launch is not None:
@@ -300,12 +317,12 @@ class ReferenceAttend:
         **runtime: Any,
     ) -> Any:
         """As ``Attend`` (but for ``variant``), and with the run-time keywords of every node of the language."""
-        from sparsegen.spec.reference import reference
+        from sparsegen.spec.reference import DTYPES, reference
 
         for name in ("scale", "rows"):  # of ``reference`` and not of a call
             if name in runtime:
                 raise TypeError(f"{self.pattern.name}: unknown keyword {name!r}")
-        check_tensors(q, k, v)
+        check_tensors(q, k, v, DTYPES)
         result, lse = reference(self.pattern, q, k, v, **runtime)
         result = result.to(q.dtype)
         if out is not None:

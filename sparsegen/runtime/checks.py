@@ -6,17 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch.kernel import Call
+from sparsegen.spec.run_data import check_floating
 
 if TYPE_CHECKING:
     from sparsegen.spec.pattern import Pattern
 
 DEVICE = "cuda"  # as torch calls GPUs of every maker
 FURTHEST = 1 << 36  # the schedule's proofs hold for positions up to here
+COMPILED = "bfloat16, float16 or float32"  # dtypes of q, k and v that kernels are made for
 
 
-def check_tensors(q: Any, k: Any, v: Any) -> None:
+def check_kinds(q: Any, k: Any, v: Any, **others: Any) -> None:
+    """InputError for what is no tensor, before anything is asked of it; ``others``: by keyword, None where not given."""
+    import torch
+
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        check_floating(name, t, COMPILED)
+    null = others.pop("null_key", None)
+    if isinstance(null, (tuple, list)):
+        others |= {f"null_key[{i}]": t for i, t in enumerate(null)}
+    for name, t in others.items():
+        if t is not None and not isinstance(t, torch.Tensor):
+            raise InputError(f"{name} must be a torch.Tensor, got {type(t).__name__}")
+
+
+def check_tensors(q: Any, k: Any, v: Any, dtypes: str = COMPILED) -> None:
     """Shapes, dtypes, devices and strides of one call; InputError says in one sentence what is wrong."""
     for name, t in (("q", q), ("k", k), ("v", v)):
+        check_floating(name, t, dtypes)
         if t.dim() != 4:
             raise InputError(f"{name} must be [batch, heads, length, dim], got {list(t.shape)}")
         if t.stride(3) != 1 and t.shape[3] > 1:
@@ -47,7 +64,11 @@ def check_tensors(q: Any, k: Any, v: Any) -> None:
 
 def check_out(q: Any, v: Any, out: Any) -> None:
     """InputError unless ``out`` can hold the result: [B, H, Sq, Dv] in q's dtype on q's device, last dim contiguous."""
+    import torch
+
     wanted = (*q.shape[:3], v.shape[3])
+    if not isinstance(out, torch.Tensor):
+        raise InputError(f"out must be a torch.Tensor {list(wanted)}, got {type(out).__name__}")
     if tuple(out.shape) != wanted or out.dtype != q.dtype or out.device != q.device:
         raise InputError(
             f"out must be {q.dtype} {list(wanted)} on {q.device}, got {out.dtype} {list(out.shape)} on {out.device}"

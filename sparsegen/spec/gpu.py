@@ -75,6 +75,17 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
+def as_gpu(gpu: Any) -> Gpu:
+    """A GPU type that was given as such or by name; InputError for anything else."""
+    if isinstance(gpu, Gpu):
+        return gpu
+    if isinstance(gpu, str):
+        return find_gpu(gpu)
+    raise InputError(
+        f"gpu must be a name such as 'h200' or a sparsegen.Gpu, got {type(gpu).__name__}"
+    )
+
+
 def current_gpu() -> Gpu | None:
     """The GPU that torch would use now, or None.  A type without a name here is described by its properties."""
     import torch

@@ -192,6 +192,10 @@ class _Parser:
     def literal(self, token: _Token) -> _Value:
         if len(token.text) > 20 or int(token.text) >= _INT64:
             raise PredicateError(f"has a number beyond 64 bits at character {token.start + 1}")
+        if token.text[0] == "0" != token.text:  # some languages read 010 as eight
+            raise PredicateError(
+                f"has {token.text!r} at character {token.start + 1}; a number starts with no zero"
+            )
         self.at += 1
         value = int(token.text)
         return _Value(expr.Const(value), token.start, token.end, 1, (value, value))

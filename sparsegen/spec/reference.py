@@ -10,7 +10,9 @@ from sparsegen.spec.call import Call
 from sparsegen.spec.dense import chosen_rows, visible
 from sparsegen.spec.pattern import POSITION_NAMES, Pattern
 from sparsegen.spec.positions import find_positions
-from sparsegen.spec.run_data import check_keywords
+from sparsegen.spec.run_data import check_floating, check_keywords
+
+DTYPES = "bfloat16, float16, float32 or float64"  # of q, k and v
 
 
 def reference(
@@ -160,6 +162,7 @@ def check_extras(pattern: Pattern, given: dict[str, Any], partial: bool) -> None
 
 def _check_tensors(q: Any, k: Any, v: Any) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        check_floating(name, tensor, DTYPES)
         if tensor.dim() != 4:
             raise InputError(
                 f"{name} must be [batch, heads, length, dim], got shape {list(tensor.shape)}"

@@ -14,15 +14,28 @@ def check_keywords(pattern: Any, given: dict[str, Any], also: tuple[str, ...]) -
     for name in given:
         if name not in known:
             near = did_you_mean(name, known)
-            raise TypeError(
-                f"{pattern.name}: unknown keyword {name!r}{near}; it takes {', '.join(known)}"
-            )
+            takes = ", ".join(known) or "no run-time data"
+            raise TypeError(f"{pattern.name}: unknown keyword {name!r}{near}; it takes {takes}")
     for group in pattern.runtime_needs:
         found = [name for name in group if given.get(name) is not None]
         if not found:
             raise TypeError(f"{pattern.name}: missing keyword {' or '.join(group)}")
         if len(found) > 1:
             raise TypeError(f"{pattern.name}: give only one of {' and '.join(found)}")
+
+
+def check_floating(name: str, value: Any, dtypes: str) -> None:
+    """InputError unless ``value`` is a tensor of real numbers; ``dtypes``: those that are allowed, in words."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        kind = type(value)
+        where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        raise InputError(
+            f"{name} must be a torch.Tensor of {dtypes}, got {where}{kind.__qualname__}"
+        )
+    if not value.dtype.is_floating_point:
+        raise InputError(f"{name} must be {dtypes}, got {str(value.dtype).removeprefix('torch.')}")
 
 
 def integers(name: str, value: Any, device: Any) -> Any:

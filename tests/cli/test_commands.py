@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import logging
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import sparsegen
-from sparsegen.cli import app
+from sparsegen.cli import app, main
 from sparsegen.cli.output import age, as_tile, lengths, progress, size, table
 from sparsegen.report import built as built_module
 from sparsegen.spec.gpu import find_gpu
@@ -189,6 +192,37 @@ def test_doctor_names_the_cure_for_a_missing_compiler(tmp_path: Path) -> None:
     assert "gcc" in line and "CC" in line
 
 
+# --- warnings ---
+
+
+@pytest.mark.filterwarnings("always")  # else Python shows the second command none
+def test_a_warning_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No class, no path and no line of ours, from ``warnings`` and from the log alike; each said once."""
+    from sparsegen.tune.store import StaleTuningWarning
+
+    def look(*given: object, **more: object) -> object:
+        for _ in range(2):
+            warnings.warn("tuned row of causal:\n  template has changed", StaleTuningWarning, 3)
+            logging.getLogger("sparsegen.artifact.store").warning("entry %s not used", "x")
+        return SimpleNamespace(as_dict=lambda: {"cells": 1}, text=lambda explain: "a picture")
+
+    monkeypatch.setattr("sparsegen.report.show.look", look)
+    sentences = ["tuned row of causal: template has changed", "entry x not used"]
+    lines = "".join(f"warning: {text}\n" for text in sentences)
+    for words, out in (
+        ([], "a picture\n"),
+        (["--json"], json.dumps({"cells": 1, "warnings": sentences}, indent=2) + "\n"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["sparsegen", "show", "causal", "--length", "16", *words])
+        shown = warnings.showwarning
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0 and capsys.readouterr() == (out, lines)
+        assert warnings.showwarning is shown
+
+
 # --- building, in real processes: the compiler needs a process without the interpreter ---
 
 
@@ -254,6 +288,8 @@ def test_check_warm_and_cache_commands(
         (["--passes", "forward"], ["Compiler"]),
         (["--passes", "backward"], ["Compiler", "GradientCompiler"]),
         (["--passes", "forward,backward"], ["Compiler", "GradientCompiler"]),
+        (["--no-deterministic"], ["Compiler", "GradientCompiler in any order"]),
+        (["--workspace", "1000"], ["Compiler", "GradientCompiler with dS stored"]),
     ],
     ids=str,
 )
@@ -264,13 +300,22 @@ def test_compile_builds_the_passes_it_is_asked_for(
     asked: list[str] = []
 
     def ensure(*_: object, builder: object, **__: object) -> None:
-        asked.append(type(builder).__name__)
+        free = not getattr(builder, "deterministic", True)
+        stored = getattr(builder, "stored", False)
+        name = type(builder).__name__
+        asked.append(name + " in any order" * free + " with dS stored" * stored)
 
+    monkeypatch.setattr("sparsegen.tune.gradient_designs.NOT_OFFERED", None)
     monkeypatch.setattr(built_module, "ensure", ensure)
     monkeypatch.setattr(built_module.Built, "as_dict", lambda self: {})
     monkeypatch.setattr(built_module.Built, "text", lambda self: "")
     assert run("compile", "causal", "--gpu", "a100", *words)[0] == 0
     assert asked == passes
+
+
+def test_compile_refuses_a_workspace() -> None:
+    done = sparsegen_("compile", "causal", "--gpu", "a100", "--workspace", "1000")
+    assert done.returncode == 1 and "workspace is not offered yet" in done.stderr
 
 
 def test_compile_names_a_pass_that_does_not_exist() -> None:

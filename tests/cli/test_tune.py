@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from sparsegen.artifact import fleet
 from sparsegen.cli import app
 from sparsegen.codegen import load_template
 from sparsegen.codegen.knobs import LaunchConfig
@@ -101,6 +103,47 @@ def test_check_names_a_row_whose_schedule_is_no_candidate(
     assert asked == [1000, 1024]
 
 
+def test_check_looks_at_rows_of_the_patterns_asked_for(
+    axial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale row of a shipped pattern is no fault of the own one that is checked, so a workflow goes on to export."""
+    shipped, own = Pattern.from_yaml(axial), tmp_path / "my_own.yaml"
+    own.write_text("name: my_own\nmask: causal\n")
+    same = tmp_path / "same_mask.yaml"  # found by what it is, whatever it is called
+    same.write_text(AXIAL.replace("small_axial", "same_mask"))
+    template, folder = load_template(), tuning.data_dir
+    config = template.default(shipped.problem, H200).as_dict()
+    row = store.Row(
+        shipped.name, shipped.digest(), template.name, "0" * 64,
+        store.Measured.of(shipped.problem, 1024, 1024), config, 90.0, 100.0, 0.01, 40, {}, "2026-11-30",
+    )  # fmt: skip
+    store.write(tmp_path / "tuned", H200, row)
+    monkeypatch.setattr("sparsegen.spec.shipped.shipped_patterns", lambda: {shipped.name: axial})
+    monkeypatch.setattr(
+        tuning, "data_dir", lambda name: tmp_path / name if name == "tuned" else folder(name)
+    )
+    monkeypatch.setattr("sparsegen.artifact.fleet.check", lambda *given, **more: fleet.Report(()))
+    said = "template forward was 000000000000 when measured"
+    for words, faults in (([], 1), ([axial], 1), ([same], 1), ([own], 0), ([own, axial], 1)):
+        done = CliRunner().invoke(app, ["check", "--gpu", "h200", *map(str, words)])
+        assert (done.exit_code, done.output.count(said)) == (min(faults, 1), faults), words
+    broken = tmp_path / "broken.yaml"  # what is wrong with it is the cache's part of the report
+    broken.write_text("mask: nothing_known\n")
+    assert tuning.stale_rows(["h200"], [broken]) == []
+    # rows of an own pattern that was tuned with --keep are judged by its file
+    kept = Pattern.from_yaml(own)
+    digests = {
+        "pattern": kept.name,
+        "pattern_digest": kept.digest(),
+        "template_digest": template.digest,
+    }
+    store.write(tmp_path / "tuned", H200, replace(row, **digests))
+    assert tuning.stale_rows(["h200"], [own]) == []
+    own.write_text("name: my_own\nmask: full\n")
+    (now,) = tuning.stale_rows(["h200"], [own])
+    assert "pattern my_own was" in now
+
+
 def test_the_candidates_of_a_row_are_those_of_its_lengths(axial: Path) -> None:
     pattern = Pattern.from_yaml(axial)
 
@@ -126,5 +169,7 @@ def test_passes_to_tune() -> None:
     assert tuning.parts_of(["forward"]) == (None,)
     assert tuning.parts_of(["backward"]) == ("queries", "keys")
     assert tuning.parts_of(["backward", "forward"]) == (None, "queries", "keys")
+    assert tuning.parts_of(["backward"], False) == ("queries", "keys", "fused")
+    assert tuning.parts_of(["forward"], False) == (None,)
     with pytest.raises(InputError, match="passes must be some of forward, backward, got 'decode'"):
         tuning.parts_of(["decode"])

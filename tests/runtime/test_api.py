@@ -90,6 +90,18 @@ def test_reference_checks_tensors_as_a_kernel_would() -> None:
         attend(q, torch.randn(1, 1, 4, 8)[..., ::2], v)
     with pytest.raises(InputError, match="must have one dtype"):
         attend(q.half(), k, v)
+    allowed = "bfloat16, float16, float32 or float64"
+    with pytest.raises(InputError, match=f"^q must be {allowed}, got int32$"):
+        attend(q.int(), k.int(), v.int())
+    with pytest.raises(
+        InputError, match=f"^k must be a torch.Tensor of {allowed}, got numpy.ndarray$"
+    ):
+        attend(q, k.numpy(), v)
+    with pytest.raises(
+        InputError, match=r"^out must be a torch.Tensor \[1, 1, 4, 1\], got ndarray$"
+    ):
+        attend(q, k, v, out=v.numpy())
+    assert attend(q.double(), k.double(), v.double()).dtype == torch.float64
     with pytest.raises(InputError, match=r"out must be torch.float32 \[1, 1, 4, 1\] on cpu"):
         attend(q, k, v, out=torch.empty(1, 1, 4, 4))
 
@@ -128,6 +140,39 @@ def test_without_a_gpu_is_one_sentence(call: Any, cache: Path) -> None:
         call("causal")
     said = str(error.value)
     assert said.startswith("no GPU here: ") and "backend='reference'" in said and "\n" not in said
+
+
+def test_a_gpu_is_a_type_or_its_name(cache: Path) -> None:
+    """Every name that ``--gpu`` takes; what is neither is one sentence."""
+    for name in ("h200", "nvidia-h200", "sm_90", H200):
+        with pytest.raises(CacheMiss, match="^causal: no artifact under key"):
+            sparsegen.load("causal", gpu=name)
+    for call in (sparsegen.compile, sparsegen.load):
+        with pytest.raises(
+            InputError, match=r"^unknown GPU 'h300' \(did you mean 'h200'\?\); known: "
+        ):
+            call("causal", gpu="h300")
+        with pytest.raises(
+            InputError, match=r"^gpu must be a name such as 'h200' or a sparsegen.Gpu, got int$"
+        ):
+            call("causal", gpu=90)
+        with pytest.raises(InputError, match=r"^problem must be a sparsegen.Problem, got dict$"):
+            call("causal", {"head_dim": 64}, gpu="h200")
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU here")
+def test_compile_for_a_gpu_that_is_not_here(cache: Path) -> None:
+    """It cannot be measured; untuned it is cross-compiled, and ``load`` finds it under the same name."""
+    with pytest.raises(InputError) as error:
+        sparsegen.compile("causal", gpu="a100")
+    assert str(error.value) == (
+        "tune='quick' measures on the GPU here and there is none: for nvidia-a100 say tune='off', which takes the "
+        "configuration on record"
+    )
+    with pytest.raises(InputError, match=r"^backend='reference' builds for no GPU type"):
+        sparsegen.compile("causal", gpu="a100", backend="reference")
+    built = sparsegen.compile("causal", gpu="a100", tune="off", passes=("forward",))
+    assert repr(sparsegen.load("causal", gpu="a100")) == repr(built)
 
 
 def test_load_from_an_empty_store_is_a_miss(cache: Path) -> None:

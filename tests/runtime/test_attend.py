@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.launch.kernel import Call
@@ -113,6 +115,18 @@ TENSORS = [
         {"k": lambda: tensor(1, 0, 8, 16), "v": lambda: tensor(1, 0, 8, 16)},
         "query heads must be a multiple of key heads, got 4 and 0",
     ),
+    (
+        {"q": lambda: np.zeros((1, 4, 8, 16), np.float16)},
+        "q must be a torch.Tensor of bfloat16, float16 or float32, got numpy.ndarray",
+    ),
+    (
+        {"v": lambda: [[1.0]]},
+        "v must be a torch.Tensor of bfloat16, float16 or float32, got list",
+    ),
+    (
+        {name: functools.partial(tensor, 1, 4, 8, 16, dtype=torch.int32) for name in "qkv"},
+        "q must be bfloat16, float16 or float32, got int32",
+    ),
 ]
 
 
@@ -123,6 +137,29 @@ def test_tensors_that_do_not_fit(changes: dict, message: str) -> None:
         attend(**qkv(**changes))
     assert str(error.value) == message and isinstance(error.value, ValueError)
     assert not kernel.calls
+
+
+def test_other_arguments_that_are_no_tensors() -> None:
+    """Said by name, whatever else the call has, and not by an attribute that numpy lacks."""
+    attend, kernel = attend_of()
+    for name in ("q_lengths", "kv_starts", "kv_lengths", "alibi_slopes", "sink_logits", "out"):
+        with pytest.raises(InputError, match=f"^{name} must be a torch.Tensor, got ndarray$"):
+            attend(**qkv(), **{name: np.ones(4, np.float32)})
+    with pytest.raises(InputError, match=r"^null_key\[1\] must be a torch.Tensor, got ndarray$"):
+        attend(**qkv(), null_key=(tensor(2, 16), np.ones((2, 16))))
+    assert not kernel.calls
+
+
+def test_autocast_casts_no_integers() -> None:
+    """Tensors as they come, no subclass: those are looked at before anything else."""
+    with unset_fake_temporarily():
+        attend, _ = attend_of()
+        q, k = (torch.zeros(1, heads, 8, 16, dtype=torch.float16) for heads in (4, 2))
+        with torch.autocast("cpu", torch.bfloat16):
+            with pytest.raises(InputError, match="^the compiled kernel runs on a GPU"):
+                attend(q, k, k)
+            with pytest.raises(InputError, match="^k must be .* got int64$"):
+                attend(q, k.long(), k)
 
 
 def test_a_refused_layout_is_refused_again() -> None:

@@ -12,11 +12,12 @@ import torch
 
 import sparsegen
 from sparsegen.artifact.build import ensure
-from sparsegen.artifact.gradients import GradientCompiler, sources_of
+from sparsegen.artifact.gradient_texts import sources_of
+from sparsegen.artifact.gradients import GradientCompiler
 from sparsegen.artifact.rendering import source_of
 from sparsegen.artifact.store import Store
 from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.errors import CacheMiss, InputError
+from sparsegen.errors import CacheMiss, InputError, UnsupportedError
 from sparsegen.launch.backward_kernel import InterpretedBackward
 from sparsegen.launch.interpreted import Interpreted
 from sparsegen.runtime import api
@@ -163,6 +164,44 @@ def test_load_without_gradients_says_how_they_are_built(store: Store, tmp_path: 
     assert templates(other) == ["forward"]
     with pytest.raises(CacheMiss):
         attend(*[t.detach() for t in leaves[:3]], sink_logits=leaves[3])
+
+
+def test_gradients_in_any_order_are_an_artifact_of_their_own(store: Store) -> None:
+    ensure(PATTERN, None, H200, store=store, builder=GradientCompiler())
+    attend = sparsegen.load(PATTERN, store=store, deterministic=False)
+    leaves = inputs()
+    with pytest.raises(CacheMiss) as error:
+        attend(*leaves[:3], sink_logits=leaves[3])
+    said = str(error.value)
+    assert "`sparsegen compile PATTERN --passes forward,backward --no-deterministic` builds" in said
+    assert said.endswith("passes=('forward', 'backward'), deterministic=False)")
+    gradients(sparsegen.compile(PATTERN, tune="off", store=store, deterministic=False))
+    gradients(sparsegen.load(PATTERN, store=store, deterministic=False))
+
+
+def test_a_workspace_reaches_the_kernels(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = api.open_gradients
+    made: list[Any] = []
+
+    def opens(*given: Any) -> Any:
+        made.append(opened(*given))
+        return made[-1]
+
+    monkeypatch.setattr(api, "open_gradients", opens)
+    for asking in (sparsegen.compile, sparsegen.load):
+        with pytest.raises(
+            UnsupportedError, match="workspace is not offered yet: .*; leave it out"
+        ):
+            asking(PATTERN, store=store, workspace=1 << 20)
+    monkeypatch.setattr("sparsegen.tune.gradient_designs.NOT_OFFERED", None)
+    gradients(sparsegen.compile(PATTERN, tune="off", store=store, workspace=1 << 20))
+    gradients(sparsegen.load(PATTERN, store=store, workspace=1 << 30))
+    assert [kernel.workspace for kernel in made] == [1 << 20, 1 << 30]
+    with pytest.raises(CacheMiss, match="--workspace 7` builds them"):
+        leaves = inputs()
+        other = Store(store.root.parent / "other")
+        other.adopt(ensure(PATTERN, None, H200, store=store))
+        sparsegen.load(PATTERN, store=other, workspace=7)(*leaves[:3], sink_logits=leaves[3])
 
 
 def test_passes_that_do_not_exist() -> None:

@@ -125,6 +125,42 @@ def test_opcheck(case: Case) -> None:
     torch.library.opcheck(operators(), arguments(case))
 
 
+# CASES B41: how a leaf [1, H, S, D] lies in memory
+LAYOUTS = {
+    "rows first": lambda h, s: torch.randn(1, s, h, 16).permute(0, 2, 1, 3),
+    "no batch": lambda h, s: torch.randn(s, h, 16).permute(1, 0, 2)[None],
+    "part of a wide row": lambda h, s: torch.randn(1, s, h, 3, 16)[:, :, :, 1].transpose(1, 2),
+}
+
+
+@pytest.mark.parametrize("length", [16, 24, 33])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_leaves_of_any_layout(layout: str, length: int) -> None:
+    """Eager, compiled and reference gradients agree, and fake tensors have the strides of real ones."""
+    given, _ = engine_of(PLAIN)
+    torch.manual_seed(length)
+    q, k, v = (LAYOUTS[layout](h, length).requires_grad_() for h in (2, 1, 1))
+    dout = torch.randn(1, 2, 16, length).transpose(2, 3)  # as a transpose of OUT gives it
+    compiled = torch.compile(lambda *t: attend(*t, **given)[0], fullgraph=True, backend="aot_eager")
+    eager = torch.autograd.grad(attend(q, k, v, **given)[0], (q, k, v), dout)
+    traced = torch.autograd.grad(compiled(q, k, v), (q, k, v), dout)
+    none = torch.zeros(1, 2, length)
+    plain = [t.detach() for t in (q, k, v)]
+    _, want, _ = expected(PLAIN, *plain, dout, none)
+    for one, other, right in zip(eager, traced, want, strict=True):
+        assert torch.equal(one, other) and torch.allclose(one.double(), right, atol=2e-5)
+    rest = arguments(PLAIN)[3:]
+    torch.library.opcheck(operators(), (q, k, v, *rest))
+
+
+def test_zeros_give_keys_no_gradient() -> None:
+    """Memory that a kernel leaves as it was would show (B41)."""
+    given, _ = engine_of(PLAIN)
+    q, k, v = (torch.zeros(1, h, 33, 16, requires_grad=True) for h in (2, 1, 1))
+    attend(q, k, v, **given)[0].sum().backward()
+    assert (k.grad == 0).all() and (q.grad == 0).all() and (v.grad != 0).any()
+
+
 def test_torch_compile_without_a_graph_break_and_once_for_all_lengths() -> None:
     given, _ = engine_of(PLAIN)
     compiled = []

@@ -74,6 +74,8 @@ INVALID = {
     "q % -3 == 1": "divides by '-3' at character 5, which can be 0 or less; a divisor must be at least 1 for every q, k and length",
     "q * k * 3 > 0": "can overflow: 'q * k * 3' at character 1 may need 65 bits; 64 are allowed, for |q|, |k| and lengths up to 2147483648",
     "9223372036854775808 > k": "has a number beyond 64 bits at character 1",
+    "k < 010": "has '010' at character 5; a number starts with no zero",
+    "00 < k": "has '00' at character 1; a number starts with no zero",
     "k < " + "9" * 1000: "has a number beyond 64 bits at character 5",
     "(" * 61 + "k<q" + ")" * 61: "is nested deeper than 60 levels",
     "(" * 900: "is nested deeper than 60 levels",
