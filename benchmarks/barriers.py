@@ -33,6 +33,7 @@ LARGE = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 128, "STAGES": 2}
 CONFIGS: tuple[dict[str, Any], ...] = (
     LARGE,
     LARGE | {"BLOCK_N": 64, "STAGES": 3, "PERSISTENT": True},
+    LARGE | {"LATE_VALUES": True, "PERSISTENT": True},
     LARGE | {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_HEADS": 1},
 )
 LENGTHS = ((700, 933), (1, 300), (513, 513))

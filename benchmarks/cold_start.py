@@ -71,8 +71,10 @@ def child(kind: str, length: int) -> dict[str, Any]:
     if kind == "sparsegen":
         found["triton_imported"] = "triton" in sys.modules
     else:
-        counters = torch._dynamo.utils.counters["inductor"]
-        found["cache_hits"] = counters["fxgraph_cache_hit"]
+        # a hit of the outer cache asks the inner one no more
+        counters = torch._dynamo.utils.counters
+        hits = {"aot_autograd": "autograd_cache_hit", "inductor": "fxgraph_cache_hit"}
+        found["cache_hits"] = {name: counters[of][name] for of, name in hits.items()}
     return found
 
 

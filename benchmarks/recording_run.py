@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -230,13 +230,14 @@ def record(
     *,
     seconds: float,
     gauge: Any,
+    finish_s: float = 0.0,
 ) -> bool:
     """Measure what is not on record yet; whether all of it is now.
 
     ``recorder``: None to compile and measure nothing.  ``gauge``: a ``Gauge``; a dry run has one of its own, and then
-    nothing is compiled.
+    nothing is compiled.  ``finish_s``: how much longer than ``seconds`` a problem may take that was begun before.
     """
-    end = time.monotonic() + seconds
+    over = time.monotonic() + seconds
     work = [(p, c) for p in plans for c in _missing(p, recorder)]
     dry = not isinstance(gauge, Gauge)
     cores = max((os.cpu_count() or 2) - 2 * (recorder is not None), 1)
@@ -244,8 +245,9 @@ def record(
     able = [(p, c) for p, c in [*anchors, *work] if p.target.invalid(c) is None]
     compilers = Compilers(root, [] if dry else able, cores)
     print(f"{len(work)} trials to go, {compilers.missing} kernels to compile", flush=True)
-    done = 0
+    done, begun = 0, None
     for plan, config in work:
+        end = over + finish_s if plan is begun else over
         folders = {c: folder_of(root, plan, c) for c in (config, plan.anchor)}
         refused = plan.target.invalid(config)
         facts = None
@@ -257,7 +259,7 @@ def record(
                 flush=True,
             )
             return False
-        done += 1
+        done, begun = done + 1, plan
         if recorder is None:
             continue
         entry = _judged(plan, config, refused, facts)
@@ -301,6 +303,7 @@ def run(
     seconds: float,
     synthetic: Any = None,
     compile_only: bool = False,
+    finish_s: float = 0.0,
 ) -> None:
     """The whole of a script after its options; ends the process: 0 all is on record, 3 the same command goes on."""
     for plan in plans:
@@ -311,7 +314,8 @@ def run(
     before = recorder.before if recorder is not None else Recording(origin, {}, {})
     gauge = synthetic or Gauge(plans, before)
     try:
-        done = record(plans, recorder, folder, seconds=seconds, gauge=gauge)
+        given = {"seconds": seconds, "gauge": gauge, "finish_s": finish_s}
+        done = record(plans, recorder, folder, **given)
     except KeyboardInterrupt:
         print("stopped; the same command goes on", flush=True)
     gauge.stop()
@@ -319,9 +323,14 @@ def run(
     os._exit(0 if done else 3)
 
 
-def options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
-    """The options of both scripts; ``gpu`` is the type that is here, or the one that was named."""
-    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/records/{name}.jsonl"))
+def options(
+    parser: argparse.ArgumentParser, name: Callable[[argparse.Namespace], str]
+) -> argparse.Namespace:
+    """The options of both scripts; ``gpu`` is the type that is here, or the one that was named.
+
+    ``name``: of the recording, by the options.
+    """
+    parser.add_argument("--out", type=Path, help="default: benchmarks/records/NAME.jsonl")
     folder = Path(tempfile.gettempdir()) / "sparsegen-recording"
     parser.add_argument("--folder", type=Path, default=folder, help="binaries, kept between runs")
     parser.add_argument("--seconds", type=float, default=180.0)
@@ -329,6 +338,7 @@ def options(parser: argparse.ArgumentParser, name: str) -> argparse.Namespace:
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--dry", action="store_true")
     found = parser.parse_args()
+    found.out = found.out or Path(f"benchmarks/records/{name(found)}.jsonl")
     if not (found.dry or found.compile_only):
         here = current_gpu()
         if here is None:

@@ -27,9 +27,8 @@ def synthetic_us(name: str, problem: Problem, config: LaunchConfig, keys: float)
     speed = (700 if n >= 128 else 560 if n >= 64 else 300) if hopper else 330
     if not hopper:
         speed *= {32: 0.55, 64: 1.0, 128: 0.92}[m] * {16: 0.6, 32: 0.85, 64: 1.0, 128: 0.9}[n]
-        speed *= {(64, 4): 1.0, (128, 8): 1.12, (128, 4): 0.75, (32, 4): 1.0}[
-            m, int(c["num_warps"])
-        ]
+        warps = {(64, 4): 1.0, (64, 8): 0.9, (128, 8): 1.12, (128, 4): 0.75, (32, 4): 1.0}
+        speed *= warps[m, int(c["num_warps"])]
         speed *= 1.08 if c["TMA"] and n >= 64 else 0.97
     speed *= 1.0 - 0.08 * abs(stages - (2 if n >= 128 else 3))
     speed *= 0.62 if m * n * wide >= 128 * 128 * 1.5 and not hopper else 1.0  # registers

@@ -2,11 +2,12 @@
 
     python benchmarks/tune_shipped.py [--passes forward|backward] [--trials 8] [--seconds 10] [--stop-after 300] [PATTERN ...]
 
-``--passes backward`` tunes both gradient kernels of each pattern, one after the other.
+``--passes backward`` tunes both gradient kernels of each pattern, one after the other.  A row is written as soon as its
+pattern is done; ``--stop-after`` starts no further one.
 Each pattern is tuned by the tuner itself: its study, its checks, its interleaved rounds, its noise.  To make the most of
 a GPU that is there for minutes, the kernels of the first ``--trials`` configurations (``STARTS``, on every candidate
-schedule) are compiled beforehand for all patterns at once, and all candidates run in this process: one that crashes the
-GPU ends the run, where `sparsegen tune` would lose only a worker.
+schedule) are compiled beforehand for all patterns at once, and all candidates run in this process: one that raises an
+error is a failed trial, one that crashes the GPU ends the run, where `sparsegen tune` would lose only a worker.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import argparse
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from prepared import compile_preparing, prepared
 
 from sparsegen.codegen import LaunchConfig
 from sparsegen.codegen.gradient_template import PARTS
@@ -29,7 +33,7 @@ from sparsegen.spec.shipped import shipped_patterns
 from sparsegen.tune.candidates import Compiled
 from sparsegen.tune.gradient_target import GradientTarget
 from sparsegen.tune.lane import Outcome
-from sparsegen.tune.measure import Turns, measure
+from sparsegen.tune.measure import SEARCH, Turns, measure
 from sparsegen.tune.prune import CompileResult, too_much
 from sparsegen.tune.schedules import joined
 from sparsegen.tune.space import Space
@@ -102,10 +106,13 @@ class Here:
 
     def measure(self, config: LaunchConfig, incumbent: LaunchConfig, turns: Turns) -> Outcome:
         """See ``Lane``."""
-        mine, rival = self._candidate(config), self._candidate(incumbent)
-        if wrong := mine.check():
-            return Outcome(None, "wrong result", wrong)
-        return Outcome(measure(mine.launch, rival.launch, self._bench.clock, turns))
+        try:
+            mine, rival = self._candidate(config), self._candidate(incumbent)
+            if wrong := mine.check():
+                return Outcome(None, "wrong result", wrong)
+            return Outcome(measure(mine.launch, rival.launch, self._bench.clock, turns))
+        except Exception as error:  # the trial's, said at the end of its pattern; a broken GPU ends the run elsewhere
+            return Outcome(None, "error", f"{type(error).__name__}: {error}"[:300])
 
     def stop(self) -> None:
         """See ``Lane``."""
@@ -150,6 +157,11 @@ def build(wanted: Mapping[Any, tuple[KernelTarget, LaunchConfig, Path]]) -> dict
     return made
 
 
+def ready(target: KernelTarget, root: Path) -> KernelTarget:
+    """The target whose bench compiles nothing."""
+    return prepared(target, root) if isinstance(target, GradientTarget) else target
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -158,6 +170,7 @@ def main() -> None:
     parser.add_argument("--passes", choices=["forward", "backward"], default="forward")
     parser.add_argument("--trials", type=int, default=8, help="configurations of each pattern")
     parser.add_argument("--seconds", type=float, default=10.0, help="search time of each pattern")
+    parser.add_argument("--rounds", type=int, default=SEARCH.rounds, help="turns of every trial")
     parser.add_argument(
         "--stop-after", type=float, default=1e9, help="start no pattern after this many seconds"
     )
@@ -183,7 +196,10 @@ def main() -> None:
         for c in starts(target)[: options.trials]
     }
     made = build(wanted)
+    gradients = [t for t in targets.values() if isinstance(t, GradientTarget)]
+    compile_preparing(gradients, root)
     print(f"compiled {len(made)} configurations in {time.time() - started:.0f} s", flush=True)
+    turns = replace(SEARCH, rounds=options.rounds)
     for name, target in targets.items():
         if time.time() - started > options.stop_after:
             print(f"{name}: no time left", flush=True)
@@ -194,9 +210,12 @@ def main() -> None:
             target,
             budget=Budget(options.trials, options.seconds),
             seeds=starts(target),
-            lane=Here(target, root / name, mine),
+            lane=Here(ready(target, root), root / name, mine),
+            turns=turns,
         )
-        failed = [t for t in result.trials if t.state == "failed"]
+        failed = [t for t in result.trials if t.state == "failed" and t.kind != "stopped"]
+        for trial in failed:
+            print(f"    {name}: {trial.kind}: {trial.reason} [{trial.config}]", flush=True)
         if result.time_us is None:
             print(f"{name}: nothing measured: {result.how}", flush=True)
             continue

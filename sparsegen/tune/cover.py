@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_uppercase
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import TuneError
@@ -65,15 +66,21 @@ class Cover:
 def cover(recording: Recording, limit: float = LIMIT, held_out: float = HELD_OUT) -> Cover:
     """The fewest configurations for the problems of a recording, and the rule.
 
+    Problems that a run had no time for, without a single trial, are no part of it.
+
     Args:
-        limit: the share of the best time that may be lost.
+        limit: the share of the best time that may be lost, above 0.
         held_out: the share of problems, at least, that the choice does not see.
 
     Raises:
-        TuneError: nothing was measured of a problem, or there are too few to hold any out.
+        TuneError: nothing was measured of a problem, there are too few to hold any out, or more configurations are
+            needed than have names.
     """
+    if not limit > 0:
+        raise TuneError(f"the limit must be above 0, got {limit:g}: something is always lost")
     times = {name: recording.times(name) for name in recording.problems}
-    problems = {name: p for name, p in recording.problems.items() if p.features}
+    begun = {name: p for name, p in recording.problems.items() if recording.trials[name]}
+    problems = {name: p for name, p in begun.items() if p.features}
     empty = [name for name in problems if not times[name]]
     if empty:
         raise TuneError(f"nothing was measured of {empty[0]} (and {len(empty) - 1} more)")
@@ -213,7 +220,11 @@ def _costs(times: Mapping[LaunchConfig, float], chosen: Sequence[LaunchConfig]) 
 
 
 def _letter(number: int) -> str:
-    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[number]
+    if number >= len(ascii_uppercase):
+        raise TuneError(
+            f"more than {len(ascii_uppercase)} configurations are needed: allow more loss with --limit"
+        )
+    return ascii_uppercase[number]
 
 
 def _rule(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.errors import SparsegenError
 from sparsegen.tune.candidates import Bench, Candidate, CandidateSource
 from sparsegen.tune.measure import Turns, measure
 
@@ -49,11 +50,17 @@ class _Server:
             if message["op"] == "compile":
                 return self._compile(message)
             if message["op"] == "open":
-                self._bench = self._source.bench()
-                return {"opened": True}
+                return self._open()
             return self._measure(message)
         except Exception as error:
             return {"error": _text(error)}
+
+    def _open(self) -> Message:
+        try:
+            self._bench = self._source.bench()
+        except SparsegenError as error:
+            return {"error": str(error)}  # a sentence; who asked raises it under a class of its own
+        return {"opened": True}
 
     def _compile(self, message: Message) -> Message:
         folder = Path(message["folder"])

@@ -228,6 +228,7 @@ def errors(
     patterns: Mapping[str, str],
     templates: Mapping[str, str],
     labels: Callable[[Row], Sequence[str]],
+    taken: Callable[[Row], bool] = lambda row: True,
 ) -> list[str]:
     """Everything wrong with the rows of one GPU: the list that ``sparsegen check`` reports.
 
@@ -236,6 +237,7 @@ def errors(
         templates: digest of each template by name.
         labels: the candidate schedules of a row's pattern and problem; asked for rows that name a schedule only, since
             it takes an analysis.
+        taken: which rows are looked at.
     """
     found = untuned.errors(root, gpu, templates)
     for path in sorted((root / gpu).glob("*.json")):
@@ -244,7 +246,7 @@ def errors(
         except ArtifactError as error:
             found.append(str(error))
             continue
-        for row in rows:
+        for row in filter(taken, rows):
             if row.pattern not in patterns:
                 found.append(f"{path}: there is no pattern named {row.pattern}")
             elif row.template not in templates:

@@ -239,3 +239,12 @@ def test_a_store_that_cannot_be_written_is_said(packed, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match="cannot be written"):
         import_archive(packed, Store(tmp_path / "file" / "x"))
+
+
+def test_an_archive_that_cannot_be_written_is_one_error(store, tmp_path):
+    build(store)
+    (tmp_path / "taken").mkdir()
+    for file in (tmp_path / "absent" / "x.tar.gz", tmp_path / "taken"):
+        with pytest.raises(ArchiveError, match=r"cannot be written: (No such file|Is a directory)"):
+            export_archive(file, cache.select(store))
+    assert os.listdir(tmp_path / "taken") == [] and not list(tmp_path.glob(".taken-*"))

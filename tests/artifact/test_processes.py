@@ -16,7 +16,7 @@ from sparsegen.artifact.store import Store
 from tests.artifact import standin
 from tests.artifact.standin import KEY, build, key
 
-PROCESSES, ROUNDS, KILLS = 8, 10, 20
+PROCESSES, ROUNDS, KILLS = 8, 50, 20
 
 if not hasattr(os, "fork"):
     pytest.skip("needs processes of POSIX", allow_module_level=True)

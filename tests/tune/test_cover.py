@@ -146,7 +146,48 @@ def test_too_little_is_one_sentence(tmp_path):
     with pytest.raises(TuneError, match="1 problems are too few"):
         cover(recording.read(path))
     path = written(tmp_path / "s.jsonl", lambda p, n: None)
-    with pytest.raises(TuneError, match="nothing was measured of causal 2048"):
+    with pytest.raises(TuneError, match="0 problems are too few"):
+        cover(recording.read(path))
+    path = written(tmp_path / "t.jsonl")
+    last = list(recording.read(path).problems)[-1]
+    wrong = [{**x, "time_us": None, "kind": "wrong result"} for x in of(path, last)]
+    rest = [x for x in lines(path) if x.get("problem") != last]
+    path.write_text("".join(json.dumps(x) + "\n" for x in [*rest, *wrong]))
+    with pytest.raises(TuneError, match=f"nothing was measured of {last}"):
+        cover(recording.read(path))
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def of(path, problem):
+    return [x for x in lines(path) if x.get("problem") == problem]
+
+
+def test_problems_that_a_run_had_no_time_for_are_no_part_of_it(tmp_path):
+    path = written(tmp_path / "r.jsonl")
+    untouched = ["local 8192", "local 16384", "axial 16384"]
+    rest = [x for x in lines(path) if x.get("problem") not in untouched]
+    path.write_text("".join(json.dumps(x) + "\n" for x in rest))
+    assert set(untouched) < set(recording.read(path).problems)
+    found = cover(recording.read(path))
+    assert found.ok and {one.problem for one in found.losses} == set(problems()) - set(untouched)
+
+
+@pytest.mark.parametrize("limit", [0.0, -0.1])
+def test_a_limit_that_nothing_meets_is_one_sentence(tmp_path, limit):
+    """At 0 not even the best itself is within it, and the search for a set would never end."""
+    with pytest.raises(TuneError, match="the limit must be above 0"):
+        cover(recording.read(written(tmp_path / "r.jsonl")), limit=limit)
+
+
+def test_more_configurations_than_names_are_one_sentence(tmp_path):
+    many = {f"p{i} 2048": {"q_len": 1000 + i} for i in range(45)}
+    configs = {name: LaunchConfig.of({"n": i}) for i, name in enumerate(many)}
+    own = lambda problem, name: 100.0 if problem == name else 200.0
+    path = write_times(tmp_path / "r.jsonl", many, configs, own)
+    with pytest.raises(TuneError, match="more than 26 configurations are needed"):
         cover(recording.read(path))
 
 

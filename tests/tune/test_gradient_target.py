@@ -84,7 +84,7 @@ def test_the_space_is_the_template_s(part: str):
 
 def test_the_parts_are_named_templates_with_one_digest():
     names = tuned_templates()
-    assert sorted(names) == ["backward-keys", "backward-queries", "forward"]
+    assert sorted(names) == ["backward-keys", "backward-queries", "backward_fused", "forward"]
     assert {gradient_template(p).digest for p in PARTS} == {load_template("backward").digest}
     config = LaunchConfig.of(
         gradient_template("keys").default(PROBLEM, H200).as_dict() | {"BLOCK_M": 48}
@@ -99,7 +99,7 @@ def test_run_time_data_and_a_missing_gpu_are_clear_errors(monkeypatch: pytest.Mo
     with pytest.raises(ToolchainError, match="no GPU is here"):
         target("queries").bench()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ToolchainError, match="cannot measure here: ToolchainError: no GPU is here"):
+    with pytest.raises(ToolchainError, match="^cannot measure here: no GPU is here"):
         tune(target("keys"))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import record_grid
+from prepared import PreparedBench, compile_preparing, prepared
 from recording_run import Compilers, Gauge, Plan, folder_of, origin_of, record
 from search_quality import quality
 from standin import DEFAULT, KNOBS, StandInSource, time_of
@@ -17,7 +19,11 @@ from synthetic_grid import SyntheticGauge
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.spec.gpu import find_gpu
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
 from sparsegen.tune import recording
+from sparsegen.tune.cover import cover
+from sparsegen.tune.gradient_target import GradientTarget
 from sparsegen.tune.recording import Recorded, Recorder, Recording
 from sparsegen.tune.replay import ReplaySource
 from sparsegen.tune.store import Measured
@@ -67,6 +73,66 @@ def test_a_run_that_is_out_of_time_stops_cleanly_and_goes_on(tmp_path, capsys):
     assert go(60.0) == (True, 30)
     assert go(60.0) == (True, 30)
     assert "0 trials to go" in capsys.readouterr().out
+
+
+def test_a_problem_that_was_begun_is_finished(tmp_path):
+    """The time ends within the second of three problems: it is finished, the third is not begun."""
+    first = record_grid.plan_of("causal", 4096, "h200")
+    plans = [
+        replace(first, configs=first.configs[:10], recorded=replace(first.recorded, name=name))
+        for name in ("one", "two", "three")
+    ]
+    origin = origin_of(find_gpu("h200"), "forward", first.target.template.digest, True)
+    recorder = Recorder(tmp_path / "r.jsonl", origin)
+    given = {"seconds": 0.75, "gauge": Slow(), "finish_s": 30.0}
+    assert not record(plans, recorder, tmp_path, **given)
+    recorder.close()
+    trials = recording.read(tmp_path / "r.jsonl").trials
+    assert [len(trials[p.recorded.name]) for p in plans] == [10, 10, 0]
+
+
+class Slow(SyntheticGauge):
+    """Takes 50 ms a trial."""
+
+    def entry(self, *asked):
+        time.sleep(0.05)
+        return super().entry(*asked)
+
+
+@pytest.mark.parametrize("kernel", ["queries", "keys"])
+def test_gradients_have_a_recording_and_a_rule_of_their_own(kernel, tmp_path):
+    path = tmp_path / "r.jsonl"
+    names = ("causal", "streaming_llm", "gemma3_local", "sparse_transformer_fixed")
+    done = script("record_cover.py", "--dry", "--kernel", kernel, "--out", path, *names)
+    assert done.returncode == 0, done.stderr
+    made = recording.read(path)
+    assert made.origin.template == f"backward-{kernel}" and len(made.problems) == 3 * len(names)
+    found = cover(made)
+    assert sum(one.held_out for one in found.losses) >= 0.3 * len(found.losses)
+    kernels = {c["KERNEL"] for c in found.rule.configurations.values()}
+    assert "hopper" in kernels
+    asked = {p.problem.head_dim for p in made.problems.values()}
+    assert set(found.rule.measured["head_dim"]) == asked == {64, 128, 256}
+
+
+def test_the_kernel_that_prepares_is_compiled_beforehand(tmp_path):
+    """One for both lengths; a target of keys finds it, one of queries needs none."""
+    pattern, gpu = Pattern.from_yaml("causal"), find_gpu("h200")
+    problems = [Problem(head_dim=64, heads=2, lengths=((n, n),)) for n in (512, 1024)]
+    make = lambda part: [GradientTarget.for_part(pattern, p, gpu, part) for p in problems]
+    compile_preparing([*make("queries"), *make("keys")], tmp_path)
+    times = lambda: {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.cubin")}
+    before = times()
+    assert len(before) == 2  # of the launch that prepares, and of the kernel's own
+    compile_preparing(make("keys"), tmp_path)
+    assert times() == before
+    queries, keys = make("queries")[0], prepared(make("keys")[0], tmp_path)
+    assert prepared(queries, tmp_path) is queries and keys.key == make("keys")[0].key
+    bench = object.__new__(PreparedBench)
+    bench.target = keys
+    given = bench._prepares()
+    assert given["source"].part == "queries" and given["module"].exists()
+    assert all(p.is_relative_to(given["directories"]["fast"]) for p in before)
 
 
 def test_compiles_once_and_shares_binaries(tmp_path):

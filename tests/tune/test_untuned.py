@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sparsegen.codegen import load_template
+from sparsegen.codegen.gradient_template import gradient_template
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ArtifactError
 from sparsegen.spec.gpu import find_gpu
@@ -15,6 +16,7 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune import store, untuned
 from sparsegen.tune.features import MEANING, features_of
+from sparsegen.tune.gradient_target import part_candidates
 from sparsegen.tune.rule import Rule, path_of
 from sparsegen.tune.schedules import candidates_of, labels_of
 
@@ -171,3 +173,25 @@ def test_features_are_what_the_words_say():
     assert found["rows"] == 4 * 2048 and found["group"] == 1 and found["specialised"] is True
     strided = Pattern.from_yaml("sparse_transformer_strided")
     assert features_of(strided, strided.problem, 32768, 32768)["residues"] is True
+
+
+@pytest.mark.parametrize("part", ["queries", "keys"])
+def test_gradient_kernels_have_rules_of_their_own(tmp_path, part):
+    """Asked by the name of the part's template; features are of the schedule that this part has."""
+    template = gradient_template(part)
+    base = template.default(PROBLEM, H200).as_dict()
+    configs = {
+        "A": LaunchConfig.of({**base, "BLOCK_N": 32}),
+        "B": LaunchConfig.of({**base, "STAGES": 3}),
+    }
+    named = {"template": template.name, "template_digest": template.digest}
+    made = replace(RULE, **named, configurations=configs)
+    path = path_of(tmp_path, "nvidia-h200", template.name)
+    path.parent.mkdir(parents=True)
+    path.write_text(made.text())
+    for pattern, name in ((WINDOW, "A"), (CAUSAL, "B")):
+        labels = labels_of(part_candidates(pattern, PROBLEM, part))
+        found = store.lookup(pattern, PROBLEM, H200, template, labels, root=tmp_path)
+        assert found == (configs[name], f"rule of the GPU ({name})")
+    assert find(tmp_path)[1] == "template default"  # of the forward kernel it says nothing
+    assert untuned.errors(tmp_path, "nvidia-h200", {template.name: template.digest}) == []
