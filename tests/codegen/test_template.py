@@ -189,7 +189,7 @@ def test_a_name_that_is_missing_is_an_error(name: str) -> None:
 def test_a_rendered_text_that_is_no_python_is_caught(tmp_path: Path) -> None:
     (tmp_path / "kernel.py.jinja").write_text("def broken(:\n")
     with pytest.raises(SyntaxError):
-        render_text(SimpleNamespace(folder=tmp_path), "kernel.py.jinja")
+        render_text(SimpleNamespace(folder=tmp_path, imports=()), "kernel.py.jinja")
 
 
 def test_digest_follows_the_text() -> None:
