@@ -61,9 +61,9 @@ def compile(
         passes: ``("forward", "backward")`` builds the kernels of gradients at once; default: the passes that ``problem``
             names, else forward alone.  Each gradient kernel is tuned as long as the forward one.
         deterministic: gradients are the same to the bit from run to run.  ``False`` allows a fused kernel on sm_90, which
-            is faster and adds dQ up in no fixed order; it is taken where it measures faster.
-        workspace: bytes that a backward pass may take for dS, on sm_90: fewer products, deterministic.  A call whose lengths
-            need more for one key head is an ``InputError``.
+            adds dQ up in no fixed order; it is taken where it measures faster.
+        workspace: bytes that a backward pass may take for dS.  Not offered yet: a number is an ``UnsupportedError``
+            (docs/backward.md, "Stored dS").
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
