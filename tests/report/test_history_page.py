@@ -134,11 +134,12 @@ def test_winners_are_those_of_tuned(shipped_page: Page, shipped: Read) -> None:
     root = data_dir("tuned")
     files = sorted(root.glob("*/*.json"))
     rows = [r for f in files for r in store.read(root, f.parent.name, f.stem)]
-    told = {(w.pattern, w.problem): w for w in shipped_page.facts.winners}
+    told = {(w.pattern, w.template, w.problem): w for w in shipped_page.facts.winners}
     assert len(told) == len(rows) == shipped_page.facts.summary["winners"] > 0
     table = next(e for e in shipped.all("table") if "winner" in e.text)
     for row in rows:
-        winner = next(w for (name, _), w in told.items() if name == row.pattern and w.time_us == row.time_us)  # fmt: skip
+        mine = [w for (name, template, _), w in told.items() if (name, template) == (row.pattern, row.template)]  # fmt: skip
+        winner = next(w for w in mine if w.time_us == row.time_us)
         assert winner.speedup == row.baseline_us / row.time_us
         assert winner.kernel == row.config.get("KERNEL", "")
         assert f"{winner.problem.split()[-1]}" == f"{row.problem.q_len}x{row.problem.kv_len}"
@@ -166,7 +167,7 @@ def test_a_stale_winner_says_why(tmp_path: Path) -> None:
     source = data_dir("tuned") / "nvidia-h200" / "causal.json"
     (tmp_path / "nvidia-h200").mkdir()
     text = source.read_text()
-    digest = json.loads(text)["rows"][0]["template_digest"]
+    (digest,) = (r["template_digest"] for r in json.loads(text)["rows"] if r["template"] == "forward")  # fmt: skip
     target = tmp_path / "nvidia-h200" / "causal.json"
     target.write_text(text.replace(digest, "0" * 64))
     table = next(

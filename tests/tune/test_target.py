@@ -268,12 +268,12 @@ def test_every_schedule_is_tried_first_and_the_winner_is_found_again(choice, tmp
         standin, "time_of", lambda config: 50.0 if config[SCHEDULE] == last else 100.0
     )
     lane = standin.InProcessLane(standin.StandInSource())
-    found, result = winners.tune_pattern(
-        STRIDED, SMALL, GPU, budget=Budget(6, 60), tuned=tmp_path, lane=lane
-    )
     tried = [choice.default, *choice.starts]
+    found, result = winners.tune_pattern(
+        STRIDED, SMALL, GPU, budget=Budget(len(tried), 60), tuned=tmp_path, lane=lane
+    )
     assert list(dict.fromkeys(lane.measured))[: len(tried)] == tried
-    assert result.config == choice.starts[-1]
+    assert result.config == next(c for c in tried if c[SCHEDULE] == last)
     best = times_us(result.trials, choice.labels)
     assert best[last] == 50.0 and best[choice.labels[0]] == 100.0
     winners.keep(found, result, tmp_path)
