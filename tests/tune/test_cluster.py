@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -258,14 +259,22 @@ def test_ctrl_c_ends_the_jobs(ray_address, record, tmp_path):
     while len(list(tmp_path.iterdir())) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in err
+    assert "KeyboardInterrupt" in interrupted(process)
     end = time.monotonic() + 30
     workers = [int(path.name) for path in tmp_path.iterdir()]
     while any(alive(pid) for pid in workers) and time.monotonic() < end:
         time.sleep(0.2)
     assert not any(alive(pid) for pid in workers)
+
+
+def interrupted(process):
+    """What a process says when Ctrl-C is pressed; one that arrives inside Ray's own code may be lost, so again."""
+    for _ in range(4):
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=20)[1]
+    process.kill()
+    raise AssertionError("four times Ctrl-C and no end")
 
 
 def alive(pid: int) -> bool:
