@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from backward_runs import GradientsOnMachine, gradients_of, kernel_of, saved_of
+from operations import Operation, operations_of
 from runs import Run
 from small_patterns import WINDOW, causal_and, pattern_of
-from test_protocol import Operation, operations_of
 
 from sparsegen.launch.backward import Gradients
 

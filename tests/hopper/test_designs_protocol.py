@@ -15,10 +15,10 @@ import torch
 from backward_runs import GradientsOnMachine, gradients_of, saved_of
 from fused_runs import fused_kernel_of
 from gradients import flat
+from operations import Operation, operations_of
 from runs import Run
 from small_patterns import pattern_of
 from stored_runs import stored_kernel_of
-from test_protocol import Operation, operations_of
 
 SEEDS = 6
 COMMON: dict[str, Any] = {"heads": 2, "kv_heads": 1, "knobs": {"GROUP_HEADS": 1}}

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
+from operations import Operation, operations_of
 from runs import OnMachine, Run, judge
 from small_patterns import MASKS, gathered_queries, pattern_of
 
 SEEDS = 5
-OPERATION = re.compile(
-    r"(mbarrier\.(wait|arrive|expect)\((\w+)|fence_async_shared\(|load_box\((\w+)|.* = warpgroup_mma_wait\()"
-)
 # A narrow segment, which is a guest of a window.  Many key tiles a query tile, and rings of two; or fewer than the rings hold,
 # so that the producer can be two query tiles ahead; or queries behind the last window, which see the sinks alone.
 LONG = Run("long", pattern_of(MASKS["sinks"], align="top_left"), 200, 300, heads=5, kv_heads=5, knobs={"PERSISTENT": True, "GROUP_HEADS": 1})  # fmt: skip
@@ -38,34 +35,8 @@ def lines_of(run: Run) -> tuple[str, ...]:
     return tuple(run.source().hopper.text.split("\n"))
 
 
-@dataclass(frozen=True)
-class Operation:
-    """A line of the text that the protocol is made of."""
-
-    line: int
-    name: str  # function, operation, barrier, and which of several such
-
-    def __str__(self) -> str:
-        return self.name
-
-
 def operations(run: Run) -> list[Operation]:
     return operations_of(lines_of(run))
-
-
-def operations_of(lines: Sequence[str]) -> list[Operation]:
-    """The operations of a text, by its lines."""
-    out: list[Operation] = []
-    function = ""
-    for i, line in enumerate(lines):
-        if found := re.match(r"def (\w+)\(", line):
-            function = found[1]
-        elif found := OPERATION.match(line.strip()):
-            what = found[2] or re.sub(r".* = |\(.*", "", line.strip())
-            name = "-".join(filter(None, [function, what, found[3] or found[4]]))
-            same = sum(o.name.startswith(name) for o in out)
-            out.append(Operation(i, f"{name}-{same}"))
-    return out
 
 
 def fault_of(text: str, runs: tuple[Run, ...]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_backward_hopper import CAUSAL, H200, STREAMING, STRIDED, inner_loops, long, saved_of
+from hopper_gradients import CAUSAL, H200, STREAMING, STRIDED, inner_loops, long, saved_of
 
 from sparsegen.codegen import LaunchConfig
 from sparsegen.codegen.backward import BackwardSource, beside

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from hopper_gradients import CAUSAL, H200, STREAMING, STRIDED, inner_loops, long, saved_of
 
 from sparsegen.codegen import LaunchConfig, hopper
 from sparsegen.codegen.backward import (
@@ -35,11 +35,6 @@ from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
-H200 = find_gpu("h200")
-CAUSAL = Pattern.from_dict({"name": "causal", "mask": "causal"})
-STREAMING = Pattern.from_yaml("streaming_llm")
-STRIDED = Pattern.from_yaml("sparse_transformer_strided")
-LONG = ((32768, 32768),)
 DQ, BOTH, DK, DV = ("DQ",), ("DK", "DV"), ("DK",), ("DV",)
 
 
@@ -55,10 +50,6 @@ def source_of(
         return render_backward(pattern, build(pattern, problem), problem)
     found = transpose(pattern, problem)
     return render_backward(pattern, found.schedule, problem, KEYS, found.shift, outputs)
-
-
-def long(head_dim: int = 128, value_dim: int | None = None, **more: Any) -> Problem:
-    return Problem(head_dim, value_dim or head_dim, lengths=LONG, **more)
 
 
 # ---------------------------------------------------------------------- which text a launch is compiled from
@@ -95,11 +86,6 @@ def test_the_portable_text_has_no_knob_of_the_other(streaming: dict[str, Backwar
 
 
 # ---------------------------------------------------------------------- calls that descriptors cannot view
-def saved_of(q_rows: int = 256, kv_rows: int = 256) -> Saved:
-    q, k = torch.zeros(1, 2, q_rows, 64), torch.zeros(1, 2, kv_rows, 64)
-    return Saved(q, k, k.clone(), q.clone(), q[..., 0].clone(), q.clone())
-
-
 LENGTHS = torch.tensor([9], dtype=torch.int32)
 CALLS: list[tuple[dict[str, Any], str, str]] = [
     # arguments of the call, variants of the launch of queries and of the first one of keys
@@ -264,20 +250,3 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
             # one before and one after each product of whole tiles; ptxas that puts their instructions in a row has
             # these around every single one
             assert waits <= 10 < products, f"{waits} WARPGROUP beside {products} HGMMA"
-
-
-def inner_loops(listing: str) -> list[tuple[int, int]]:
-    """(instructions of products, WARPGROUP instructions) of every innermost loop with products."""
-    lines = listing.splitlines()
-    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
-    ends = [
-        (labels.get(m[1], i), i)
-        for i, x in enumerate(lines)
-        if (m := re.search(r"BRA.*\((\.L\w+)\)", x))
-    ]
-    loops = [(a, b) for a, b in ends if a < b]
-    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
-    counts = [
-        [sum(w in line for line in lines[a:b]) for w in ("HGMMA", "WARPGROUP")] for a, b in inner
-    ]
-    return [(n, waits) for n, waits in counts if n]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_backward_hopper import CAUSAL, H200, STREAMING, inner_loops, long
+from hopper_gradients import CAUSAL, H200, STREAMING, inner_loops, long
 
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
 from sparsegen.codegen.backward_stored import (

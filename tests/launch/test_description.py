@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
+from described import KERNELS, job_of, launches
 from fake_driver import ptx_parameters
 
-from sparsegen.codegen import LaunchConfig, load_template, render
 from sparsegen.errors import ArtifactError, ToolchainError
 from sparsegen.launch import Job, compile_many
 from sparsegen.launch import signature as sig
-from sparsegen.launch.binary import folder_of, read_metadata
+from sparsegen.launch.binary import read_metadata
 from sparsegen.launch.description import (
     BYTES,
     DESCRIPTOR,
@@ -26,41 +24,8 @@ from sparsegen.launch.description import (
     describe,
     read_description,
 )
-from sparsegen.schedule.build import candidates
-from sparsegen.spec.gpu import find_gpu
-from sparsegen.spec.pattern import Pattern
-from sparsegen.spec.problem import Problem
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
-H200 = find_gpu("h200")
-FEATURES = {"sink_logits": True, "null_key": True, "alibi": True}
-RANDOM = {"any_of": [{"window": {"radius": 8}}, {"random_blocks": {"block": 16, "per_row": 2, "seed": 1}}]}  # fmt: skip
-COLUMNS = {
-    "all_of": ["causal", {"any_of": [{"window": {"size": 64}}, {"strided": {"stride": 64}}]}]
-}
-SMALL = Problem(head_dim=64, dtype="float16")
-LONG = Problem(head_dim=96, lengths=((8192, 8192),))
-SCHEDULES = {"boxes of periods": "runs + mod 64"}
-# name → (mask, settings of the pattern, problem, knobs, variant)
-KERNELS: dict[str, Any] = {
-    "pointers": ("causal", {}, SMALL, {"TMA": False}, "fast"),
-    "boxes": ("causal", {}, SMALL, {"TMA": True}, "fast"),
-    "boxes of periods": (COLUMNS, {}, LONG, {"TMA": True}, "fast"),
-    "float32": ("causal", {}, replace(SMALL, dtype="float32"), {"TMA": True}, "fast"),
-    "hopper": ("causal", {}, Problem(), {"KERNEL": "hopper", "BLOCK_M": 128}, "fast"),
-    "general": ("causal", {}, SMALL, {"TMA": True}, "general"),
-    "everything": (RANDOM, FEATURES, SMALL, {"TMA": True}, "fast"),
-}
-
-
-def job_of(name: str, root: Path) -> Job:
-    mask, settings, problem, knobs, variant = KERNELS[name]
-    pattern = Pattern.from_dict({"name": "p", "mask": mask, **settings})
-    found = {c.schedule.label: c.schedule for c in candidates(pattern, problem)}
-    schedule = found[SCHEDULES[name]] if name in SCHEDULES else next(iter(found.values()))
-    source = render(pattern, schedule, problem)
-    config = LaunchConfig.of(load_template().default(problem, H200).as_dict() | knobs)
-    return Job(source, config, variant, H200, root / name)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +36,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
         assert outcome.binary is not None, outcome.error
         assert any(LAUNCH in name for name in outcome.binary.files)
     return made
-
-
-def launches(job: Job) -> list[tuple[int, Path, str]]:
-    """(number, folder, entry) of every launch of a job."""
-    numbers = range(len(job.source.grids))
-    entries = [sig.unit(job.source, job.config, job.variant, i)[0].entry for i in numbers]
-    return [(i, folder_of(job.source, job.directory, i), e) for i, e in zip(numbers, entries)]
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from described import job_of, launches
 from fake_driver import FakeLibrary, fake_torch
-from test_description import job_of, launches
 
 from sparsegen.errors import ArtifactError, InputError, ToolchainError
 from sparsegen.launch import Call, Job, Kernel, compile_many
