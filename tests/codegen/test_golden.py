@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedules import made
 
 from sparsegen.artifact.build import ask
 from sparsegen.artifact.compiler import Compiler
@@ -28,6 +27,7 @@ from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import all_gpus, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.schedules import made
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"

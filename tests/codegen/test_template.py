@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
-from schedules import per_head
 
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.codegen import source as source_module
@@ -23,6 +22,7 @@ from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import Gpu, all_gpus, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.schedules import per_head
 
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*/*.jinja"))
 H200, A100 = find_gpu("h200"), find_gpu("a100")

@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DEVICE, ON_GPU, Case, compile_all, judge, kernel_of, pattern_of, run, tensors
 
 from sparsegen.codegen import render
 from sparsegen.schedule.build import build
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import reference
+from tests.kernels.cases import (
+    DEVICE,
+    ON_GPU,
+    Case,
+    compile_all,
+    judge,
+    kernel_of,
+    pattern_of,
+    run,
+    tensors,
+)
 
 SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 4}}, {"sink": {"tokens": 4}}]}]}
 TOP_LEFT = {"align": "top_left"}

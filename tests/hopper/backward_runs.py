@@ -12,11 +12,6 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
-from cases import Case
-from gradients import expected, judge, random_gradients
-from machine import Machine
-from runs import FOLDER, GPU, Run, descriptor
-
 from sparsegen.codegen.backward import KEYS, BackwardSource, default_config, render_backward
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.launch import signature as sig
@@ -30,6 +25,10 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.hopper.machine import Machine
+from tests.hopper.runs import FOLDER, GPU, Run, descriptor
+from tests.kernels.cases import Case
+from tests.kernels.gradients import expected, judge, random_gradients
 
 SMALL: dict[str, Any] = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2}
 BACKWARD = {"q": "DQ", "k": "DK", "v": "DV"}

@@ -1,15 +1,10 @@
-"""The machine that runs warp-specialised kernels without a GPU, and the kernel tests' cases and schedules."""
+"""Small tensors on one thread."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "kernels")]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,10 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from backward_runs import GradientsOnMachine, case_of, gradients_of, saved_of, sources
-from gradients import judge
-from runs import GPU, Run
-
 from sparsegen.codegen import backward, backward_fused
 from sparsegen.codegen.backward import BackwardSource
 from sparsegen.codegen.knobs import LaunchConfig
@@ -16,6 +12,9 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.hopper.backward_runs import GradientsOnMachine, case_of, gradients_of, saved_of, sources
+from tests.hopper.runs import GPU, Run
+from tests.kernels.gradients import judge
 
 SPLIT: dict[str, Any] = {"KERNEL": "hopper", "BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2}
 

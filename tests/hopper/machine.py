@@ -12,11 +12,12 @@ from functools import cache, partial
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-import registers as reg
 import torch
-from registers import DType, Pointer, Value
-from schedulers import Scheduler
-from shared import Barrier, Barriers, Outgoing, Product, View, load_box
+
+from tests.hopper import registers as reg
+from tests.hopper.registers import DType, Pointer, Value
+from tests.hopper.schedulers import Scheduler
+from tests.hopper.shared import Barrier, Barriers, Outgoing, Product, View, load_box
 
 
 class Layout:

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from machine import Machine
 
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.launch import Call, Kernel
@@ -31,6 +30,7 @@ from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import reference
 from sparsegen.tune.accept import within_tolerance
 from sparsegen.tune.eager import eager_attention
+from tests.hopper.machine import Machine
 
 GPU = find_gpu("nvidia-h200")
 FOLDER = Path(tempfile.mkdtemp(prefix="sparsegen-hopper-"))

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from registers import Value, plain
-from schedulers import Scheduler
+
+from tests.hopper.registers import Value, plain
+from tests.hopper.schedulers import Scheduler
 
 
 class Race(AssertionError):

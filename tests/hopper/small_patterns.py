@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from schedules import schedule, some_keys
 
 from sparsegen.schedule.build import candidates
 from sparsegen.schedule.tree import HeadClass, Schedule, Sweep, Tiling
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.schedules import schedule, some_keys
 
 
 def pattern_of(mask: Any, **settings: Any) -> Pattern:

@@ -5,11 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from backward_runs import GradientsOnMachine, case_of, gradients_of, saved_of, sources
-from fused_runs import SPLIT
-from gradients import judge
-from runs import GPU, Run
-
 from sparsegen.codegen import backward, backward_stored
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
 from sparsegen.codegen.knobs import LaunchConfig
@@ -18,6 +13,10 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.hopper.backward_runs import GradientsOnMachine, case_of, gradients_of, saved_of, sources
+from tests.hopper.fused_runs import SPLIT
+from tests.hopper.runs import GPU, Run
+from tests.kernels.gradients import judge
 
 ENOUGH = 1 << 30
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import case_of, compare, gradients_of, kernel_of, saved_of
-from gradients import flat, judge
-from runs import Run
-from schedules import made, per_head
-from small_patterns import MASKS, extras, gathered_queries, pattern_of, schedules_of
 
 from sparsegen.codegen.backward_hopper import shared_bytes
 from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
+from tests.hopper.backward_runs import case_of, compare, gradients_of, kernel_of, saved_of
+from tests.hopper.runs import Run
+from tests.hopper.small_patterns import MASKS, extras, gathered_queries, pattern_of, schedules_of
+from tests.kernels.gradients import flat, judge
+from tests.kernels.schedules import made, per_head
 
 
 def run_of(name: str, q_len: int, kv_len: int, /, settings: Any = None, **more: Any) -> Run:
@@ -141,7 +141,7 @@ def test_schedules_of_queries(name: str, label: str, lengths: tuple[int, int], r
 
 def turned_of(name: str) -> dict[str, Schedule]:
     """The transposed schedules of a pattern for long inputs, by their labels."""
-    from small_patterns import LONG
+    from tests.hopper.small_patterns import LONG
 
     return {
         c.schedule.label: c.schedule for c in transpose(pattern_of(MASKS[name]), LONG).candidates
@@ -281,7 +281,7 @@ def test_ragged_batch(name: str) -> None:
 
 def by_itself(run: Run, saved: Any, **given: Any) -> Any:
     """The same call without gradients of what is outside: float64 autograd of the reference."""
-    from gradients import expected
+    from tests.kernels.gradients import expected
 
     case = case_of(run)
     dout = torch.where(saved.dout.isnan(), 0.0, saved.dout)

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import case_of, gradients_of, saved_of
-from fused_runs import compare_fused, fused_kernel_of, fused_source
-from gradients import expected, flat, judge
-from runs import Run
-from small_patterns import LONG, MASKS, extras, pattern_of
 
 from sparsegen.codegen.backward_fused import shared_bytes, uncovered
 from sparsegen.errors import UnsupportedError
 from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
+from tests.hopper.backward_runs import case_of, gradients_of, saved_of
+from tests.hopper.fused_runs import compare_fused, fused_kernel_of, fused_source
+from tests.hopper.runs import Run
+from tests.hopper.small_patterns import LONG, MASKS, extras, pattern_of
+from tests.kernels.gradients import expected, flat, judge
 
 WIDE = {"head_dim": 128, "value_dim": 32}  # dQ in halves of the columns, dS exchanged
 SMALL = {"head_dim": 32, "value_dim": 16}  # a consumer's own keys

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import GradientsOnMachine, gradients_of, kernel_of, saved_of
-from operations import Operation, operations_of
-from runs import Run
-from small_patterns import WINDOW, causal_and, pattern_of
 
 from sparsegen.launch.backward import Gradients
+from tests.hopper.backward_runs import GradientsOnMachine, gradients_of, kernel_of, saved_of
+from tests.hopper.operations import Operation, operations_of
+from tests.hopper.runs import Run
+from tests.hopper.small_patterns import WINDOW, causal_and, pattern_of
 
 SEEDS = 6
 # Two segments of several tiles each; two query heads to a key head.

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import gradients_of, saved_of
-from gradients import flat
-from runs import Run
-from small_patterns import MASKS, extras, pattern_of
-from stored_runs import compare_stored, stored_kernel_of
 
 from sparsegen.codegen.backward_stored import shared_bytes, uncovered
 from sparsegen.errors import InputError
 from sparsegen.schedule.transpose import transpose
+from tests.hopper.backward_runs import gradients_of, saved_of
+from tests.hopper.runs import Run
+from tests.hopper.small_patterns import MASKS, extras, pattern_of
+from tests.hopper.stored_runs import compare_stored, stored_kernel_of
+from tests.kernels.gradients import flat
 
 # texts of the launches of keys and of queries: the last of a split sweep adds partial sums
 TEXTS = {"sinks": ("hhp", "h"), "longformer": ("hhp", "h")}

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import GradientsOnMachine, gradients_of, saved_of
-from fused_runs import fused_kernel_of
-from gradients import flat
-from operations import Operation, operations_of
-from runs import Run
-from small_patterns import pattern_of
-from stored_runs import stored_kernel_of
+
+from tests.hopper.backward_runs import GradientsOnMachine, gradients_of, saved_of
+from tests.hopper.fused_runs import fused_kernel_of
+from tests.hopper.operations import Operation, operations_of
+from tests.hopper.runs import Run
+from tests.hopper.small_patterns import pattern_of
+from tests.hopper.stored_runs import stored_kernel_of
+from tests.kernels.gradients import flat
 
 SEEDS = 6
 COMMON: dict[str, Any] = {"heads": 2, "kv_heads": 1, "knobs": {"GROUP_HEADS": 1}}

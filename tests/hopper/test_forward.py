@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from machine import Machine
-from runs import NEAR, Run, compare, judge
-from schedules import made, per_head
-from small_patterns import MASKS, extras, gathered_queries, pattern_of, schedules_of
 
 from sparsegen.codegen.hopper import shared_bytes
 from sparsegen.launch.tables import random_table
 from sparsegen.spec.reference import merge, reference
+from tests.hopper.machine import Machine
+from tests.hopper.runs import NEAR, Run, compare, judge
+from tests.hopper.small_patterns import MASKS, extras, gathered_queries, pattern_of, schedules_of
+from tests.kernels.schedules import made, per_head
 
 
 def run_of(name: str, q_len: int, kv_len: int, /, settings: Any = None, **more: Any) -> Run:

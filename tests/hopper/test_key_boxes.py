@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backward_runs import gradients_of, kernel_of, saved_of
-from runs import NEAR, Run, compare, judge, rendered
-from schedules import near_on_grid, schedule
-from small_patterns import extras, pattern_of
 
 from sparsegen.codegen import key_boxes
 from sparsegen.schedule.build import candidates
@@ -22,6 +18,10 @@ from sparsegen.schedule.tree import HeadClass, Schedule, Tiling
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import merge, reference
+from tests.hopper.backward_runs import gradients_of, kernel_of, saved_of
+from tests.hopper.runs import NEAR, Run, compare, judge, rendered
+from tests.hopper.small_patterns import extras, pattern_of
+from tests.kernels.schedules import near_on_grid, schedule
 
 LARGE = {"BLOCK_N": 128}
 ALONE = {"PERSISTENT": True, "BLOCK_M": 64, "BLOCK_N": 16}

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from machine import Machine
-from registers import OutOfBounds, Pointer, Value
-from schedulers import Deadlock, Scheduler
-from shared import Barrier, Misuse, Race, box_of
+
+from tests.hopper.machine import Machine
+from tests.hopper.registers import OutOfBounds, Pointer, Value
+from tests.hopper.schedulers import Deadlock, Scheduler
+from tests.hopper.shared import Barrier, Misuse, Race, box_of
 
 HEAD = """
 from triton.experimental import gluon

@@ -8,9 +8,10 @@ from functools import cache
 from itertools import product
 
 import pytest
-from operations import Operation, operations_of
-from runs import OnMachine, Run, judge
-from small_patterns import MASKS, gathered_queries, pattern_of
+
+from tests.hopper.operations import Operation, operations_of
+from tests.hopper.runs import OnMachine, Run, judge
+from tests.hopper.small_patterns import MASKS, gathered_queries, pattern_of
 
 SEEDS = 5
 # A narrow segment, which is a guest of a window.  Many key tiles a query tile, and rings of two; or fewer than the rings hold,

@@ -14,7 +14,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from cases import DEVICE, DTYPES, ON_GPU, Case, tensors
 
 from sparsegen.codegen.backward import (
     KEYS,
@@ -42,6 +41,7 @@ from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import reference
 from sparsegen.tune.accept import within_tolerance
 from sparsegen.tune.eager import eager_attention
+from tests.kernels.cases import DEVICE, DTYPES, ON_GPU, Case, tensors
 
 FOLDER = Path(tempfile.mkdtemp(prefix="sparsegen-gradients-"))
 EXACT = 2e-6  # of float32: relative L2, and of the largest value

@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DEVICE, ON_GPU, Case, acceptance, acceptance_names, pattern_of, tensors
-from gradients import (
+
+from sparsegen.errors import InputError
+from sparsegen.spec.problem import Problem
+from tests.kernels.cases import (
+    DEVICE,
+    ON_GPU,
+    Case,
+    acceptance,
+    acceptance_names,
+    pattern_of,
+    tensors,
+)
+from tests.kernels.gradients import (
     compare,
     compile_all,
     expected,
@@ -19,9 +30,6 @@ from gradients import (
     run,
     sources,
 )
-
-from sparsegen.errors import InputError
-from sparsegen.spec.problem import Problem
 
 SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 40}}, {"sink": {"tokens": 4}}]}]}
 BOTH_WAYS = {"any_of": [{"window": {"radius": 9}}, {"global": {"tokens": 3}}]}

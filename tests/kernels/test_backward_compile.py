@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import pattern_of
 
 from sparsegen.codegen.backward import (
     KEYS,
@@ -27,6 +26,7 @@ from sparsegen.schedule.build import build
 from sparsegen.schedule.transpose import transpose
 from sparsegen.spec.gpu import all_gpus, find_gpu
 from sparsegen.spec.problem import Problem
+from tests.kernels.cases import pattern_of
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 

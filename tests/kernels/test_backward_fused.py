@@ -15,8 +15,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cases import Case, pattern_of, tensors
-from gradients import (
+
+from sparsegen.codegen import backward, backward_fused, backward_stored
+from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.launch.backward_kernel import BackwardKernel, Pair, Prepared, compile_pairs
+from sparsegen.launch.kernel import Call
+from sparsegen.schedule.build import build
+from sparsegen.schedule.transpose import transpose
+from sparsegen.spec.gpu import current_gpu
+from tests.kernels.cases import Case, pattern_of, tensors
+from tests.kernels.gradients import (
     FOLDER,
     _eager,
     expected,
@@ -26,15 +34,7 @@ from gradients import (
     random_gradients,
     sources,
 )
-from gradients import _poisoned as poisoned
-
-from sparsegen.codegen import backward, backward_fused, backward_stored
-from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.launch.backward_kernel import BackwardKernel, Pair, Prepared, compile_pairs
-from sparsegen.launch.kernel import Call
-from sparsegen.schedule.build import build
-from sparsegen.schedule.transpose import transpose
-from sparsegen.spec.gpu import current_gpu
+from tests.kernels.gradients import _poisoned as poisoned
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, acceptance, pattern_of, tensors
-from gradients import (
+
+from sparsegen.launch import signature as sig
+from sparsegen.launch.backward_boxes import variant_of
+from sparsegen.launch.kernel import Call
+from tests.kernels.cases import Case, acceptance, pattern_of, tensors
+from tests.kernels.gradients import (
     _eager,
     compile_all,
     expected,
@@ -22,10 +26,6 @@ from gradients import (
     random_gradients,
     run,
 )
-
-from sparsegen.launch import signature as sig
-from sparsegen.launch.backward_boxes import variant_of
-from sparsegen.launch.kernel import Call
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DEVICE, Case, pattern_of, tensors
-from gradients import compare, expected, extras_of, random_gradients, run, sources
-from schedules import SWEEPS, made, per_head
 
 from sparsegen.codegen.backward import KEYS, QUERIES
 from sparsegen.launch import backward_rooms
@@ -16,6 +13,9 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.cases import DEVICE, Case, pattern_of, tensors
+from tests.kernels.gradients import compare, expected, extras_of, random_gradients, run, sources
+from tests.kernels.schedules import SWEEPS, made, per_head
 
 LENGTHS = {
     "strided": [(70, 70), (65, 100), (40, 25)],

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from cases import ON_GPU, Case, acceptance, acceptance_names, pattern_of
-from gradients import compare, compile_all, extras_of
 
 from sparsegen.codegen.backward import unfit
 from sparsegen.codegen.backward_planner import OUTPUTS
@@ -21,6 +19,8 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.template import load_template
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.problem import Problem
+from tests.kernels.cases import ON_GPU, Case, acceptance, acceptance_names, pattern_of
+from tests.kernels.gradients import compare, compile_all, extras_of
 
 DIMS = (32, 64, 80, 96, 128, 192, 256)
 SIZES = (1.0, 5.0, 10.0)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import ON_GPU, Case, config_of, kernel_of
-from schedules import SWEEPS, made, per_head
 
 from sparsegen.codegen.segments import NARROW
 from sparsegen.launch import Call
 from sparsegen.schedule.build import candidates
 from sparsegen.schedule.count import computed_cells
 from sparsegen.spec.pattern import Pattern
+from tests.kernels.cases import ON_GPU, Case, config_of, kernel_of
+from tests.kernels.schedules import SWEEPS, made, per_head
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="counts in the interpreter")
 

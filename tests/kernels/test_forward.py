@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from cases import (
+
+from tests.kernels.cases import (
     ACCEPTANCE,
     ON_GPU,
     Case,

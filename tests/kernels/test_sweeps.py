@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from cases import (
+
+from sparsegen.spec.reference import merge, reference
+from tests.kernels.cases import (
     DEVICE,
     ON_GPU,
     Case,
@@ -19,9 +21,7 @@ from cases import (
     source_of,
     tensors,
 )
-from schedules import SOME, SWEEPS, made, per_head
-
-from sparsegen.spec.reference import merge, reference
+from tests.kernels.schedules import SOME, SWEEPS, made, per_head
 
 NAMES = list(SWEEPS)
 POINTERS = (("TMA", False),)

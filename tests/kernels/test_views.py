@@ -6,10 +6,20 @@ import math
 
 import pytest
 import torch
-from cases import DEVICE, DTYPES, ON_GPU, Case, judge, kernel_of, pattern_of, run, tensors
 
 from sparsegen.launch import Call
 from sparsegen.spec.reference import merge, reference
+from tests.kernels.cases import (
+    DEVICE,
+    DTYPES,
+    ON_GPU,
+    Case,
+    judge,
+    kernel_of,
+    pattern_of,
+    run,
+    tensors,
+)
 
 WINDOW = {"all_of": ["causal", {"any_of": [{"window": {"size": 20}}, {"sink": {"tokens": 3}}]}]}
 POINTERS = (("TMA", False),)  # descriptors take neither zero strides nor per-batch lengths

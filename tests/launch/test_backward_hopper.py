@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hopper_gradients import CAUSAL, H200, STREAMING, STRIDED, inner_loops, long, saved_of
 
 from sparsegen.codegen import LaunchConfig, hopper
 from sparsegen.codegen.backward import (
@@ -34,6 +33,15 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.launch.hopper_gradients import (
+    CAUSAL,
+    H200,
+    STREAMING,
+    STRIDED,
+    inner_loops,
+    long,
+    saved_of,
+)
 
 DQ, BOTH, DK, DV = ("DQ",), ("DK", "DV"), ("DK",), ("DV",)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hopper_gradients import CAUSAL, H200, STREAMING, inner_loops, long
 
 from sparsegen.codegen.backward import KEYS, QUERIES, BackwardSource
 from sparsegen.codegen.backward_stored import (
@@ -30,6 +29,7 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.launch.hopper_gradients import CAUSAL, H200, STREAMING, inner_loops, long
 
 
 def source_of(pattern: Pattern, problem: Problem, part: str) -> BackwardSource:

@@ -9,8 +9,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from described import KERNELS, job_of, launches
-from fake_driver import ptx_parameters
 
 from sparsegen.errors import ArtifactError, ToolchainError
 from sparsegen.launch import Job, compile_many
@@ -24,6 +22,8 @@ from sparsegen.launch.description import (
     describe,
     read_description,
 )
+from tests.launch.described import KERNELS, job_of, launches
+from tests.launch.fake_driver import ptx_parameters
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from described import job_of, launches
-from fake_driver import FakeLibrary, fake_torch
 
 from sparsegen.errors import ArtifactError, InputError, ToolchainError
 from sparsegen.launch import Call, Job, Kernel, compile_many
@@ -21,6 +19,8 @@ from sparsegen.launch.description import LAUNCH, read_description
 from sparsegen.launch.driver import Driver, DriverError
 from sparsegen.launch.loading import DriverLoaded
 from sparsegen.launch.packing import Packed, View
+from tests.launch.described import job_of, launches
+from tests.launch.fake_driver import FakeLibrary, fake_torch
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 NAMES = ("pointers", "boxes of periods", "hopper", "everything")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedules import made, per_head
 
 from sparsegen.codegen import KernelSource, LaunchConfig, hopper, load_template, render
 from sparsegen.codegen.hopper import gluon, shared_bytes, starts, unfit
@@ -22,6 +21,7 @@ from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.schedules import made, per_head
 
 H200 = find_gpu("h200")
 TEMPLATE = load_template()

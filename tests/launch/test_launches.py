@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedules import BAND, COLUMNS, S, boxes, made, per_head, schedule
 
 from sparsegen.codegen import LaunchConfig, load_template, render
 from sparsegen.codegen.grids import Grid, launches_of
@@ -25,6 +24,7 @@ from sparsegen.schedule.tree import HeadClass, Tiling
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.schedules import BAND, COLUMNS, S, boxes, made, per_head, schedule
 
 SMALL = Problem(head_dim=16, dtype="float16")
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from cases import ON_GPU, Case, pattern_of
-from cases import kernel_of as forward_of
-from gradients import kernel_of as backward_of
 
 from sparsegen.nn import SparseAttention
 from sparsegen.runtime.attend import Attend
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
+from tests.kernels.cases import ON_GPU, Case, pattern_of
+from tests.kernels.cases import kernel_of as forward_of
+from tests.kernels.gradients import kernel_of as backward_of
 
 WIDTH, HEADS, KV_HEADS = 64, 4, 2
 SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 8}}, {"sink": {"tokens": 2}}]}]}

@@ -13,14 +13,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-sys.path.insert(0, str(Path(__file__).parent))
-import ranks
-from interpreted import LEARNED, PLAIN, inputs, layer_of, pattern_of, twin_of
-
 from sparsegen.artifact.build import ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.gradients import GradientCompiler
 from sparsegen.errors import InputError
+from tests.nn import ranks
+from tests.nn.interpreted import LEARNED, PLAIN, inputs, layer_of, pattern_of, twin_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 BF16 = torch.bfloat16

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
-import dense
-from interpreted import (
+import sparsegen
+from sparsegen.errors import InputError, SpecError, UnsupportedError
+from sparsegen.nn import SparseAttention, open_callable
+from tests.nn import dense
+from tests.nn.interpreted import (
     HEADS,
     KV_HEADS,
     LEARNED,
@@ -27,10 +27,6 @@ from interpreted import (
     pattern_of,
     twin_of,
 )
-
-import sparsegen
-from sparsegen.errors import InputError, SpecError, UnsupportedError
-from sparsegen.nn import SparseAttention, open_callable
 
 PROJECTIONS = [f"{p}_proj.{t}" for p in ("q", "k", "v", "out") for t in ("weight", "bias")]
 ALIBI = pattern_of("causal", alibi=True)

@@ -16,10 +16,11 @@ from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 
-sys.path.insert(0, str(Path(__file__).parent))
-import interpreted
-from dense import callable_of
-from interpreted import (
+from sparsegen.errors import InputError, UnsupportedError
+from sparsegen.runtime import backward as operators
+from tests.nn import interpreted
+from tests.nn.dense import callable_of
+from tests.nn.interpreted import (
     HEADS,
     LEARNED,
     ON_GPU,
@@ -27,9 +28,6 @@ from interpreted import (
     inputs,
     layer_of,
 )
-
-from sparsegen.errors import InputError, UnsupportedError
-from sparsegen.runtime import backward as operators
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter")
 

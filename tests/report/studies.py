@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.tune.tuner import Budget, tune
+from tests.tune.standin import DEFAULT, InProcessLane, StandInSource
 
 GOOD = "nvidia-h200 causal 16384x16384 bfloat16 forward triton 3.6.0 0123456789ab fedcba987654"
 ODD = 'nvidia-h200 <script>alert("x")</script> 64x64'
@@ -16,11 +16,6 @@ TRIALS = 25
 
 def write_studies(folder: Path) -> Path:
     """A folder with one SQLite file of two studies: one plain, one with a hostile name and a wrong result."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tune"))
-    try:
-        from standin import DEFAULT, InProcessLane, StandInSource
-    finally:
-        sys.path.pop(0)
     wrong = LaunchConfig.of({**DEFAULT.as_dict(), "warps": 8})
     good = StandInSource(key=GOOD)
     for source, trials in ((good, TRIALS), (replace(good, key=ODD, wrong=(wrong,)), 6)):

@@ -22,7 +22,7 @@ from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="artifacts need triton")
-ROOT, LAUNCH_TESTS = Path(__file__).parents[2], Path(__file__).parents[1] / "launch"
+ROOT = Path(__file__).parents[2]
 SOMEONE = 54_321  # a user that no machine knows
 PROBLEM = "problem: {head_dim: 64, heads: 4, kv_heads: 2, dtype: float16, lengths: [[512, 512]]}\n"
 PATTERNS = {
@@ -77,7 +77,7 @@ def child(
     """``code`` in a process with no HOME and an empty PATH; ``user``: as whom, root alone can."""
     kept = ("LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "NVIDIA_VISIBLE_DEVICES")
     env = {name: os.environ[name] for name in kept if name in os.environ}
-    paths = [str(ROOT), str(LAUNCH_TESTS), *filter(None, [env.get("PYTHONPATH")])]
+    paths = [str(ROOT), *filter(None, [env.get("PYTHONPATH")])]
     env |= {"PYTHONPATH": os.pathsep.join(paths), "PATH": "/nowhere", "SPARSEGEN_CACHE": str(cache)}
     who = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     return subprocess.run(
@@ -104,7 +104,7 @@ FAKED = (
     import sparsegen.runtime.attend as runtime
     import sparsegen.launch.kernel as kernels
     from sparsegen.launch import driver
-    from fake_driver import FakeLibrary, fake_torch
+    from tests.launch.fake_driver import FakeLibrary, fake_torch
 
     library = FakeLibrary.of_folder(Path(sys.argv[4]) / "artifacts")
     import sparsegen.launch.loading as loading

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from cases import ON_GPU, Case, pattern_of, tensors
-from cases import kernel_of as forward_of
-from gradients import expected, extras_of, random_gradients
-from gradients import kernel_of as backward_of
-
 from sparsegen.codegen.backward import QUERIES
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.runtime.backward import Engine, attend, operators, register
+from tests.kernels.cases import ON_GPU, Case, pattern_of, tensors
+from tests.kernels.cases import kernel_of as forward_of
+from tests.kernels.gradients import expected, extras_of, random_gradients
+from tests.kernels.gradients import kernel_of as backward_of
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far")
 

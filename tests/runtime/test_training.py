@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,17 +10,15 @@ import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
-from cases import ON_GPU, Case, pattern_of, tensors
-from cases import kernel_of as forward_of
-from gradients import extras_of, random_gradients
-from gradients import kernel_of as backward_of
-
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.runtime.attend import Attend
 from sparsegen.spec.fields import LIMIT
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import reference
+from tests.kernels.cases import ON_GPU, Case, pattern_of, tensors
+from tests.kernels.cases import kernel_of as forward_of
+from tests.kernels.gradients import extras_of, random_gradients
+from tests.kernels.gradients import kernel_of as backward_of
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from standin import DEFAULT, KNOBS, time_of
-
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune.recording import Entry, Feature, Origin, Recorded, Recorder
 from sparsegen.tune.space import Space
 from sparsegen.tune.store import Measured
+from tests.tune.standin import DEFAULT, KNOBS, time_of
 
 VERSIONS = {"driver": "none", "torch": "none", "triton": "none"}
 PLAIN: dict[str, Feature] = {

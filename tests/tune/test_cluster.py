@@ -18,8 +18,6 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: the extra ray")
 
-import ray_jobs
-from recordings import write_grids
 from typer.testing import CliRunner
 
 from sparsegen.cli import app
@@ -33,6 +31,8 @@ from sparsegen.tune.job import Job, run
 from sparsegen.tune.storage import open_storage
 from sparsegen.tune.study import trial_of
 from sparsegen.tune.tuner import Budget
+from tests.tune import ray_jobs
+from tests.tune.recordings import write_grids
 
 PATTERNS = {"causal": 1, "streaming_llm": 2, "axial_image": 3}
 
@@ -42,11 +42,7 @@ def ray_address() -> Iterator[str]:
     """One node that says it has an H200, one that says it has an A100; one processor each."""
     from ray.cluster_utils import Cluster
 
-    paths = [
-        str(Path(__file__).parent),
-        str(Path(__file__).parents[2]),
-        os.environ.get("PYTHONPATH"),
-    ]
+    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -243,8 +239,8 @@ INTERRUPTED = """
 import sys
 sys.path[:] = {path!r}
 from pathlib import Path
-from test_cluster import jobs
-import ray_jobs
+from tests.tune.test_cluster import jobs
+from tests.tune import ray_jobs
 from sparsegen.tune.cluster import spread
 spread(jobs(Path(sys.argv[1]), {{"causal": "h200", "streaming_llm": "a100"}}, sys.argv[2]), ray_jobs.says_who_and_waits, sys.argv[3])
 """

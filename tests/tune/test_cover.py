@@ -8,8 +8,6 @@ import random
 from pathlib import Path
 
 import pytest
-from recordings import PLAIN, write_times
-from standin import InProcessLane, StandInSource
 from typer.testing import CliRunner
 
 from sparsegen.cli import app
@@ -20,6 +18,8 @@ from sparsegen.tune import recording, rule
 from sparsegen.tune.cover import HELD_OUT, cover, fewest, split
 from sparsegen.tune.recorded_studies import of_studies
 from sparsegen.tune.tuner import Budget, tune
+from tests.tune.recordings import PLAIN, write_times
+from tests.tune.standin import InProcessLane, StandInSource
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tune" / "forward.rule.yaml"
 KERNELS = {

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import standin
 import torch
+
+from tests.tune import standin
 
 pytest.importorskip("triton")
 

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from postgres_server import ESCAPED, PASSWORD, Server, programs, running
-from standin import DEFAULT, InProcessLane, StandInSource
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import TuneError
@@ -24,6 +22,8 @@ from sparsegen.tune import server as servers
 from sparsegen.tune.storage import open_storage
 from sparsegen.tune.study import Study
 from sparsegen.tune.tuner import Budget, TuningWarning, recorded, tune
+from tests.tune.postgres_server import ESCAPED, PASSWORD, Server, programs, running
+from tests.tune.standin import DEFAULT, InProcessLane, StandInSource
 
 pytest.importorskip("psycopg", reason="needs the driver of PostgreSQL: the extra postgres")
 pytestmark = pytest.mark.skipif(programs() is None, reason="needs PostgreSQL (initdb, pg_ctl)")
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(programs() is None, reason="needs PostgreSQL (in
 PRELUDE = f"""
 import os, sys, time
 sys.path[:] = {sys.path!r}
-from standin import InProcessLane, StandInSource
+from tests.tune.standin import InProcessLane, StandInSource
 from sparsegen.tune.tuner import Budget, tune
 url, key, trials, slow_s, log = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
 source = StandInSource(key=key, log=log, slow_s=slow_s)

@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from recordings import origin, write_grids
-from standin import DEFAULT, KNOBS, time_of
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ArtifactError, ToolchainError, TuneError
@@ -17,6 +15,8 @@ from sparsegen.tune.replay import ReplayLane, ReplaySource, find
 from sparsegen.tune.space import Space
 from sparsegen.tune.store import Measured
 from sparsegen.tune.tuner import Budget, tune
+from tests.tune.recordings import origin, write_grids
+from tests.tune.standin import DEFAULT, KNOBS, time_of
 
 MEASURED = Measured(128, 128, 8, 8, 1, "bfloat16", 4096, 4096)
 PROBLEM = Recorded("one", "causal", "0" * 64, MEASURED, KNOBS, DEFAULT, (), {"row_keys": 9.5})

@@ -14,7 +14,6 @@ import record_grid
 from prepared import PreparedBench, compile_preparing, prepared
 from recording_run import Compilers, Gauge, Plan, folder_of, origin_of, record
 from search_quality import quality
-from standin import DEFAULT, KNOBS, StandInSource, time_of
 from synthetic_grid import SyntheticGauge
 
 from sparsegen.codegen.knobs import LaunchConfig
@@ -27,6 +26,7 @@ from sparsegen.tune.gradient_target import GradientTarget
 from sparsegen.tune.recording import Recorded, Recorder, Recording
 from sparsegen.tune.replay import ReplaySource
 from sparsegen.tune.store import Measured
+from tests.tune.standin import DEFAULT, KNOBS, StandInSource, time_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,11 +7,11 @@ import random
 
 import optuna
 import pytest
-from standin import DEFAULT, KNOBS
 
 from sparsegen.codegen.knobs import Knob, LaunchConfig
 from sparsegen.errors import TuneError
 from sparsegen.tune.space import Space
+from tests.tune.standin import DEFAULT, KNOBS
 
 SPACE = Space(KNOBS)
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import optuna
 import pytest
-from standin import DEFAULT, InProcessLane, StandInSource
 
 from sparsegen.errors import TuneError
 from sparsegen.tune.storage import StorageBusy, _is_locked, open_storage
 from sparsegen.tune.tuner import Budget, TuningWarning, recorded, tune
+from tests.tune.standin import DEFAULT, InProcessLane, StandInSource
 
 PRELUDE = f"""
 import json, os, sys, time
 sys.path[:] = {sys.path!r}
-from standin import DEFAULT, InProcessLane, StandInSource
+from tests.tune.standin import DEFAULT, InProcessLane, StandInSource
 from sparsegen.tune.tuner import Budget, tune
 """
 

@@ -10,12 +10,12 @@ import warnings
 from dataclasses import dataclass, replace
 
 import pytest
-from standin import DEFAULT, KNOBS
 
 import sparsegen.paths
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ArtifactError, ToolchainError
 from sparsegen.tune import history, store
+from tests.tune.standin import DEFAULT, KNOBS
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ WRITER = """
 import sys
 sys.path[:] = {path!r}
 from pathlib import Path
-from test_store import *
+from tests.tune.test_store import *
 root, first = Path(sys.argv[1]), int(sys.argv[2])
 for length in range(first, first + 10):
     store.write(root, GPU, row(length))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import standin
+
+from tests.tune import standin
 
 pytest.importorskip("triton")
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import optuna
 import pytest
-from standin import DEFAULT, KNOBS, InProcessLane, StandInSource, time_of
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import TuneError
 from sparsegen.tune.space import Space
 from sparsegen.tune.tuner import Budget, full, recorded, tune
+from tests.tune.standin import DEFAULT, KNOBS, InProcessLane, StandInSource, time_of
 
 SPACE = Space(KNOBS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from standin import DEFAULT, StandInSource, time_of
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ToolchainError, TuneError
@@ -19,6 +19,7 @@ from sparsegen.tune.lane import ProcessLane
 from sparsegen.tune.measure import Turns
 from sparsegen.tune.prune import CompilePool, too_much
 from sparsegen.tune.worker import Worker
+from tests.tune.standin import DEFAULT, StandInSource, time_of
 
 
 def config(**values):
@@ -117,9 +118,11 @@ def test_no_gpu_is_one_clear_error(tmp_path):
 
 
 def test_a_source_that_does_not_unpickle_is_one_clear_error(tmp_path, monkeypatch):
-    worker = Worker(StandInSource(), "compile")
-    folder = str(Path(__file__).parent)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != folder])
+    """Its module is found here, and no longer where the worker starts."""
+    (tmp_path / "of_one_process.py").write_text("class Source:\n    key = 'gone'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    worker = Worker(importlib.import_module("of_one_process").Source(), "compile")
+    monkeypatch.undo()
     with pytest.raises(TuneError, match="compile worker cannot start: ModuleNotFoundError"):
         worker.request({"op": "open"}, 5.0)
     assert not worker.running
@@ -130,7 +133,7 @@ def test_workers_die_with_their_parent_even_while_hanging(tmp_path):
     script = f"""
 import os, sys
 sys.path[:] = {sys.path!r}
-from standin import DEFAULT, StandInSource
+from tests.tune.standin import DEFAULT, StandInSource
 from sparsegen.tune.worker import Worker
 worker = Worker(StandInSource(faults=(("compile", DEFAULT, "hang"),)), "compile")
 message = {{"op": "compile", "config": DEFAULT.as_dict(), "folder": {str(tmp_path)!r}}}

@@ -1,8 +1,0 @@
-"""``cases`` is shared by the kernel tests."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
