@@ -16,7 +16,7 @@ def refused(text: str) -> str:
     start = time.perf_counter()
     with pytest.raises(SpecError) as error:
         Pattern.from_yaml_text(text, "p.yaml")
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 30
     assert len(str(error.value)) < 20_000
     return str(error.value)
 

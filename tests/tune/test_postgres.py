@@ -292,7 +292,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch):
         begun = time.monotonic()
         with pytest.raises(TuneError, match="timeout"):
             open_storage(f"postgresql://tuner:x@127.0.0.1:{mute.getsockname()[1]}/postgres")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_the_command_line_says_it_in_one_line(server):
