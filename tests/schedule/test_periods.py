@@ -189,3 +189,19 @@ def test_the_longest_call_takes_seconds() -> None:
     seconds, mebibytes, cells = done.stdout.split()
     assert int(cells) == LONGEST * (LONGEST + 1) // 2
     assert float(seconds) < 15 and int(mebibytes) < 100, done.stdout
+
+
+@pytest.mark.parametrize("last", range(9))
+def test_a_bend_between_any_two_values(last: int) -> None:
+    """min(j, row) for j = 0..last bends where j = row, and min(j, row) + max(j, 4) twice."""
+    rows = np.arange(-1, 10)
+
+    def at(rows: np.ndarray, j: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        return np.minimum(rows, j) + max(j, 4), [
+            np.sign(rows - j),
+            np.full_like(rows, np.sign(j - 4)),
+        ]
+
+    assert periods._halved(at, rows, 0, last) == sum(
+        int(at(rows, j)[0].sum()) for j in range(last + 1)
+    )
