@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sparsegen.codegen import backward_hopper, hopper
 from sparsegen.codegen.backward import BackwardSource
 from sparsegen.codegen.backward_hopper import covers, hopper_plan
-from sparsegen.codegen.backward_plan import BackwardPlan, HopperBackwardPlan
+from sparsegen.codegen.backward_plan import BackwardPlan, GradientLaunch, HopperBackwardPlan
 from sparsegen.codegen.backward_planner import (
     KEYS,
     OUTPUTS,
@@ -20,11 +19,12 @@ from sparsegen.codegen.backward_planner import (
     gradient_launches,
     make_backward_plan,
 )
+from sparsegen.codegen.backward_source import gradient_source
 from sparsegen.codegen.grids import Grid
 from sparsegen.codegen.knobs import LaunchConfig
+from sparsegen.codegen.plan import SegmentPlan
 from sparsegen.codegen.planner import chunks
 from sparsegen.codegen.segments import descriptor_name
-from sparsegen.codegen.source import render_text
 from sparsegen.codegen.template import load_template
 from sparsegen.codegen.text import lines_of
 from sparsegen.errors import UnsupportedError
@@ -34,10 +34,14 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
 TEMPLATE = "backward_stored"
-DS = "DS"  # [B, H, keys, queries] in the dtype of q, see ``launch.backward_shares``
+DS = "DS"  # [B, H, queries, keys] in the dtype of q, see ``launch.backward_shares``
 RUNS = (1, 1)  # the only view of rows that boxes of dS have
 OTHER_ROWS = "dS is stored in boxes of runs; this schedule has other rows"
-VISITED = 64  # queries of a tile of keys: the columns of its boxes
+VISITED = 64  # queries that a tile of keys visits
+# Tiles of dQ begin at a multiple of so many keys, counted from the call's first one, which is the first of a row of DS:
+# ``launch.backward_boxes.takes_all`` leaves others to the split kernels.  The last coordinate of a box has to be a multiple of
+# 16 bytes, loaded or stored; 32 bytes are what L2 keeps together.
+SECTOR = 16
 
 
 # ---- configurations ----
@@ -128,45 +132,10 @@ def render_stored(
     special = hopper_plan(plan, grids, problem.dtype, sums)
     assert special is not None  # it covers every sweep
     special = _with_ds(plan, special)
-    given: Any = plan
-    source = BackwardSource(
-        template=which.name,
-        text=render_text(which, "kernel.py.jinja", plan=given),
-        entry=plan.entry,
-        dtype=problem.dtype,
-        head_dim=problem.head_dim,
-        value_dim=problem.value_dim,
-        parameters=tuple(zip(plan.parameters, plan.types)),
-        constexprs=plan.constexprs,
-        tables=plan.tables,
-        grids=grids,
-        position_limit=schedule.position_limit,
-        max_position=schedule.max_position,
-        min_position=schedule.min_position,
-        part=part,
-        outputs=OUTPUTS[part],
-        shift=shift,
-        sums=sums,
-        walks=plan.walks,
-        launches=tuple(range(len(plan.launches))),
-        design=STORED,
+    whole = [x for x, grid in zip(plan.launches, grids) if grid.rows is None]
+    return gradient_source(
+        which, schedule, problem, plan, grids, STORED, special, boxed={x.function for x in whole}
     )
-    warp = replace(
-        source,
-        text=render_text(
-            which,
-            "hopper.py.jinja",
-            plan=plan,
-            hopper=special,
-            gluon=backward_hopper.gluon,
-            corner_of=partial(backward_hopper.corner_of, part=part),
-        ),
-        entry=special.entry,
-        parameters=tuple(zip(special.parameters, special.types)),
-        constexprs=special.constexprs,
-        launches=tuple(launch.number for launch in special.launches.values()),
-    )
-    return replace(source, hopper=warp)
 
 
 def _plan(
@@ -206,9 +175,10 @@ def _plan(
     parameters, types = zip(*given)
     constexprs = [x for x in made.constexprs if x not in ("SWEEP", "PERSISTENT")]
     grids = tuple(x.grid for x in gradient_launches(schedule, part))
+    launches = tuple(x for x in made.launches if x.kind != "prepare")
     plan = replace(
         made,
-        launches=tuple(x for x in made.launches if x.kind != "prepare"),
+        launches=tuple(map(_on_sectors, launches)) if part == QUERIES else launches,
         parameters=parameters,
         types=types,
         constexprs=(*constexprs, "SWEEP", "PERSISTENT"),
@@ -224,15 +194,36 @@ def _plan(
 _UNUSED_STRIDES = ("stride_v", "stride_o")
 
 
+def _on_sectors(launch: GradientLaunch) -> GradientLaunch:
+    """A launch over queries whose tiles of keys begin where boxes of dS may."""
+    classes = (replace(c, segments=tuple(map(_on_sector, c.segments))) for c in launch.classes)
+    return replace(launch, classes=tuple(classes))
+
+
+def _on_sector(seg: SegmentPlan) -> SegmentPlan:
+    """A segment that begins up to 15 keys earlier.  Masks hide these: the first tile is one at an edge if it has any."""
+    if seg.lo == "k_first":
+        return seg
+    lo, n, loop = f"({seg.lo})", seg.block, seg.loop
+    if not seg.row_lo:  # else the tiles at edges test it row by row
+        loop = replace(loop, mask=f"(k_pos[None, :] >= {lo}) & {loop.mask}")
+    body_lo = seg.body_lo
+    if body_lo == "lo":
+        body_lo = f"lo + tl.cdiv(tl.maximum({lo} - lo, 0), {n}) * {n}"
+        loop = replace(loop, edge=f"(j < body_lo) | ({loop.edge})")
+    start = f"k_first + ({lo} - k_first) // {SECTOR} * {SECTOR}"
+    return replace(seg, lo=start, body_lo=body_lo, loop=loop)
+
+
 def _with_ds(plan: BackwardPlan, special: HopperBackwardPlan) -> HopperBackwardPlan:
-    """The plan with boxes of DS: 64 keys of a consumer and the visited queries, or visited keys and 64 queries of one."""
+    """The plan with boxes of DS: visited queries and 64 keys of a consumer, or 64 queries of one and visited keys."""
     name = f"{descriptor_name(DS, RUNS)}0"
     given = [(n, k) for n, k in zip(special.parameters, special.types)]
     if plan.part == KEYS:
-        box = (name, f"desc:1:1:{VISITED}:{hopper.ROWS}")
+        box = (name, f"desc:1:1:{hopper.ROWS}")
         shared = _shared(special) + ["ds_smem"]
     else:
-        box = (name, f"desc:1:1:{hopper.ROWS}")
+        box = (name, f"desc:1:1:0:{hopper.ROWS}")
         given = [(n, k) for n, k in given if not (k.startswith("desc:") and n[0] != "K")]
         numbers = [c.index for c in plan.qk_chunks]
         shared = [f"{x}_smem{i}" for i in numbers for x in ("k", "stage")]

@@ -236,7 +236,7 @@ class Plan:
         stage.results = (*queries.outputs, *keys.outputs)
         found = shares(s, workspace)
         first = found[0]
-        shape = (first.entries, first.heads(s), s.kv_rows, row_elements(s.q_rows))
+        shape = (first.entries, first.heads(s), s.q_rows, row_elements(s.kv_rows))
         stage.rooms["DS"] = Room(shape, float32=False)
         q_first = s._first_query(call)
         for n, share in enumerate(found):

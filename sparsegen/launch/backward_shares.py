@@ -9,6 +9,7 @@ from sparsegen.errors import InputError
 from sparsegen.launch.sizes import Sizes
 
 ELEMENT = 2  # bytes of dS, which is bf16 or fp16
+BOX = 64  # keys of a box that is stored, as the template has it
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Share:
         entries = slice(self.entry, self.entry + self.entries)
         of_queries = entries, slice(self.first * group, self.last * group)
         of_keys = entries, slice(self.first, self.last)
-        room = slice(0, self.entries), slice(0, self.heads(s)), slice(None), slice(0, s.q_rows)
+        room = slice(0, self.entries), slice(0, self.heads(s))
         return {
             **dict.fromkeys(("Q", "DO", "STATS", "DQ"), of_queries),
             **dict.fromkeys(("K", "V", "DK", "DV"), of_keys),
@@ -38,14 +39,14 @@ class Share:
         }
 
 
-def row_elements(q_rows: int) -> int:
-    """Elements from a row of DS to the next: 16 bytes or a multiple, as descriptors want it."""
-    return -(-q_rows // 8) * 8
+def row_elements(kv_rows: int) -> int:
+    """Elements of a row of DS [B, H, queries, keys], with those behind the last key: whole boxes of the kernel of keys."""
+    return -(-kv_rows // BOX) * BOX
 
 
 def head_bytes(s: Sizes) -> int:
     """Bytes of dS of one key head: of all its query heads."""
-    return s.heads // s.kv_heads * s.kv_rows * row_elements(s.q_rows) * ELEMENT
+    return s.heads // s.kv_heads * s.q_rows * row_elements(s.kv_rows) * ELEMENT
 
 
 def shares(s: Sizes, workspace: int) -> list[Share]:

@@ -114,7 +114,7 @@ def takes_descriptors(
 
 
 def described(kind: str) -> tuple[int, int, int, int] | None:
-    """(period, group, columns, rows) of a descriptor parameter's type, None for any other; 0 rows: a key tile's."""
+    """(period, group, columns, rows) of a descriptor parameter's type, None for any other; 0: as many as a key tile has rows."""
     if not kind.startswith("desc:"):
         return None
     period, group, columns, *rows = map(int, kind.split(":")[1:])
@@ -126,7 +126,7 @@ def block_of(kind: str, block_n: int) -> list[int]:
     found = described(kind)
     assert found is not None, kind
     period, group, columns, rows = found
-    rows = rows or block_n
+    rows, columns = rows or block_n, columns or block_n
     return [1, 1, rows, columns] if period == 1 else [1, 1, rows // group, group, columns]
 
 

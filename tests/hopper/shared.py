@@ -2,7 +2,8 @@
 
 It is as unkind as the hardware may be.  Memory starts as NaN; from the moment a box is asked for until it lands, its
 place holds NaN; an asynchronous product must find the same operands when it is asked for and when it is waited for;
-what a partition stores is for the asynchronous units only after a fence of its own.
+what a partition stores is for the asynchronous units only after a fence of its own.  Boxes that stop an H200 with an
+illegal instruction are a ``Misuse``.
 """
 
 from __future__ import annotations
@@ -85,6 +86,24 @@ class View:
             raise Race(f"{who} takes {self.name}, which was stored to and not fenced")
 
 
+# Bytes that the innermost coordinate of a box is a multiple of, and every stride of its tensor but the last.  Another
+# coordinate is an illegal instruction, another stride no descriptor (Triton's pull request 9112, tilelang's issue 2527).
+BOX_UNIT = 16
+
+
+def check_aligned(descriptor: Any, corner: list[int], element: int, who: str) -> None:
+    """What every box must have, loaded, stored or added; ``element``: bytes of one.  Its other coordinates are any."""
+    if corner[-1] * element % BOX_UNIT:
+        raise Misuse(
+            f"{who}: its innermost coordinate {corner[-1]} is byte {corner[-1] * element} of a row, no multiple of "
+            f"{BOX_UNIT}"
+        )
+    if any(stride * element % BOX_UNIT for stride in descriptor.strides[:-1]):
+        raise Misuse(
+            f"{who}: strides {list(descriptor.strides)} of {element} bytes, no multiples of {BOX_UNIT}"
+        )
+
+
 class Barriers:
     """An array of barriers; each has a shape of its own, [1]."""
 
@@ -160,6 +179,7 @@ def load_box(
     if place.shape != shape or len(corner) != len(shape):
         raise Misuse(f"a box of {shape} at {corner} into {place.name} {place.shape}")
     who = f"the box at {corner}"
+    check_aligned(descriptor, corner, place.element, f"{who} into {place.name}")
     place.check_fenced(who)
     barrier._ready_for_use()
     place.data.fill_(math.nan)
@@ -184,6 +204,7 @@ class Outgoing:
         if source.shape != list(descriptor.block_shape) or len(corner) != len(source.shape):
             raise Misuse(f"a box of {source.shape} at {corner} of {descriptor.block_shape}")
         who = f"the box at {corner}, on its way out"
+        check_aligned(descriptor, corner, source.element, f"{who} from {source.name}")
         source.check_fenced(who)
         starts = [max(c, 0) for c in corner]
         ends = [min(c + n, size) for c, n, size in zip(corner, source.shape, descriptor.shape)]

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from sparsegen.codegen.backward_stored import shared_bytes, uncovered
+from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import InputError
 from sparsegen.schedule.transpose import transpose
-from tests.hopper.backward_runs import gradients_of, saved_of
+from tests.hopper.backward_runs import case_of, gradients_of, saved_of
+from tests.hopper.registers import plain
 from tests.hopper.runs import Run
+from tests.hopper.shared import Outgoing
 from tests.hopper.small_patterns import MASKS, extras, pattern_of
 from tests.hopper.stored_runs import compare_stored, stored_kernel_of
-from tests.kernels.gradients import flat
+from tests.kernels.gradients import flat, judge
 
 # texts of the launches of keys and of queries: the last of a split sweep adds partial sums
 TEXTS = {"sinks": ("hhp", "h"), "longformer": ("hhp", "h")}
@@ -37,6 +40,51 @@ def test_ragged_lengths(name: str, lengths: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", ["causal", "window", "two-sided", "longformer"])
 def test_patterns(name: str) -> None:
     compare_stored(run_of(name, 192, 256), TEXTS.get(name, ("h", "h")))
+
+
+# ---------------------------------------------------------------------- where boxes of dS may begin
+WINDOW = {"window": {"size": 230}}
+# masks that have tiles without edges, in ranges that begin anywhere; what their launches of keys run
+WIDE: list[tuple[Any, tuple[int, int], str]] = [
+    ("causal", (300, 341), "h"),
+    ("causal", (341, 300), "h"),
+    (WINDOW, (300, 341), "h"),
+    ({"predicate": "37 <= k and k <= q"}, (300, 341), "h"),
+    # the columns have a launch of their own, whose keys begin at 100: it has tiles without edges and stores no box
+    ({"predicate": "q >= k and (q - k < 40 or 100 <= k and k <= 250)"}, (300, 341), "hhp"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "ran"), WIDE, ids=["longer", "shorter", "window", "from-37", "columns"]
+)
+def test_boxes_begin_at_any_query(
+    mask: Any, lengths: tuple[int, int], ran: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes that are stored lie inside of DS, at any query and at whole boxes of keys; all gradients are right."""
+    sent: list[tuple[Any, ...]] = []
+
+    def sending(scheduler: Any, descriptor: Any, corner: Any, source: Any, adds: bool) -> Outgoing:
+        at = [int(plain(c)) for c in corner]
+        sent.append((at, list(descriptor.shape), source.shape))
+        return Outgoing(scheduler, descriptor, corner, source, adds)
+
+    monkeypatch.setattr("tests.hopper.machine.Outgoing", sending)
+    compare_stored(Run("wide", pattern_of(mask), *lengths), (ran, "h"))
+    for at, shape, box in sent:
+        assert at[3] % 64 == 0 and all(c >= 0 and c + n <= m for c, n, m in zip(at, box, shape))
+    assert any(at[2] % 8 for at, *_ in sent) == (ran == "h")
+
+
+def test_wide_tiles_of_keys() -> None:
+    """The kernel of queries with 128 keys a tile, whose boxes reach beyond the rows of DS."""
+    run = Run("window", pattern_of(WINDOW), 200, 433)
+    kernel = stored_kernel_of(run)
+    config = kernel.configs["stored-queries"].as_dict()
+    kernel.configs["stored-queries"] = LaunchConfig.of(config | {"BLOCK_N": 128})
+    saved, want, _ = saved_of(run)
+    judge(case_of(run), gradients_of(kernel, run, saved), want)
+    assert kernel.ran == {"queries": "p", "stored-keys": "h", "stored-queries": "h"}
 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (80, 40), (96, 96)], ids=str)
@@ -86,17 +134,17 @@ def test_features(settings: dict[str, Any]) -> None:
 
 # ---------------------------------------------------------------------- shares
 @pytest.mark.parametrize(
-    ("workspace", "shares"), [(1 << 30, 1), (4 * 80_000, 2), (2 * 80_000, 3), (80_000, 6)]
+    ("workspace", "shares"), [(1 << 30, 1), (4 * 110_000, 2), (2 * 110_000, 3), (110_000, 6)]
 )
 def test_some_heads_at_a_time(workspace: int, shares: int) -> None:
     """Whole batch entries, then key heads of one, as many as fit."""
     alibi = {"alibi": True}
     run = run_of("sinks", 140, 130, alibi, batch=3, heads=4, kv_heads=2)
-    assert 2 * 130 * 144 * 2 == 74_880  # bytes of a key head
+    assert 2 * 140 * 192 * 2 == 107_520  # bytes of a key head: two query heads, rows of three boxes
     ran = "hhp" * shares, "h" * shares
     given = extras(run.pattern, 4, 2, 16, 16)
     kernel = compare_stored(run, ran, workspace, **given)
-    taken = [t for t in kernel._memory.values() if t.ndim == 4 and t.shape[3] == 144]
+    taken = [t for t in kernel._memory.values() if t.ndim == 4 and t.shape[3] == 192]
     assert len(taken) == 1 and taken[0].numel() * 2 <= workspace
 
 
@@ -104,10 +152,10 @@ def test_a_workspace_without_room_for_a_head() -> None:
     run = run_of("causal", 100, 90)
     saved, _, _ = saved_of(run)
     said = (
-        "workspace=37439 holds dS of no head: 100 queries and 90 keys take 37440 bytes a key head"
+        "workspace=51199 holds dS of no head: 100 queries and 90 keys take 51200 bytes a key head"
     )
     with pytest.raises(InputError, match=said):
-        gradients_of(stored_kernel_of(run, 37439), run, saved)
+        gradients_of(stored_kernel_of(run, 51199), run, saved)
 
 
 # ---------------------------------------------------------------------- what it does not do
@@ -130,3 +178,14 @@ def test_fewer_gradients_go_to_the_split_kernels(wanted: str) -> None:
     kernel = stored_kernel_of(run)
     gradients_of(kernel, run, saved, wanted)
     assert not any(name.startswith("stored") for name in kernel.ran)
+
+
+@pytest.mark.parametrize("name", ["q_lengths", "kv_starts", "kv_lengths"])
+def test_per_batch_lengths_go_to_the_split_kernels(name: str) -> None:
+    """Their keys may begin anywhere in a row of dS."""
+    run = run_of("causal", 100, 100, batch=2)
+    own = torch.tensor([100, 60] if name != "kv_starts" else [0, 13], dtype=torch.int32)
+    saved, _, _ = saved_of(run)
+    kernel = stored_kernel_of(run)
+    gradients_of(kernel, run, saved, **{name: own})
+    assert set(kernel.ran) == {"queries", "keys"}

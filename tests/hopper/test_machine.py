@@ -12,7 +12,7 @@ import torch
 from tests.hopper.machine import Machine
 from tests.hopper.registers import OutOfBounds, Pointer, Value
 from tests.hopper.schedulers import Deadlock, Scheduler
-from tests.hopper.shared import Barrier, Misuse, Race, box_of
+from tests.hopper.shared import Barrier, Misuse, Race, box_of, check_aligned
 
 HEAD = """
 from triton.experimental import gluon
@@ -116,13 +116,40 @@ def test_boxes_on_their_way_out(operation: str) -> None:
     send = SEND.replace("async_atomic_add", operation)
     for seed in range(10):
         run((*FILL, send, READ, *FILL), ("pass",), seed)
-        run((*FILL, send.replace("[0, 0]", "[40, -30]"), READ), ("pass",), seed)
+        run((*FILL, send.replace("[0, 0]", "[40, -32]"), READ), ("pass",), seed)
     found(Race, (FILL[0], send, READ), ("pass",), "not fenced")
     other = FILL[0].replace("2.0", "3.0")
     found(Race, (*FILL, send, other, FILL[1], READ), ("pass",), "the box at [0, 0], on its way out")
     found(AssertionError, (*FILL, send), ("pass",), "nobody waited for the box")
     outside = send.replace("[0, 0]", "[64, 0]")
     found(Misuse, (*FILL, outside, READ), ("pass",), "lies outside of")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [ASK[1], SEND, SEND.replace("async_atomic_add", "async_store")],
+    ids=["load", "add", "store"],
+)
+def test_the_innermost_coordinate_of_a_box(ask: str) -> None:
+    """A multiple of 16 bytes, 8 elements here; the others are any."""
+    loads = ask == ASK[1]
+    before, after = ((ASK[0],), ()) if loads else (FILL, (READ,))
+    waits = (WAIT,) if loads else ("pass",)
+    for corner in ("[0, 0]", "[3, 0]", "[-5, 8]", "[0, -16]"):
+        run((*before, ask.replace("[0, 0]", corner), *after), waits)
+    for corner, said in (
+        ("[8, 4]", "innermost coordinate 4 is byte 8"),
+        ("[0, -1]", "-1 is byte -2"),
+    ):
+        found(Misuse, (*before, ask.replace("[0, 0]", corner), *after), waits, said, 1)
+
+
+def test_strides_of_a_described_tensor() -> None:
+    box = SimpleNamespace(strides=[9 * 64, 65, 1])
+    with pytest.raises(
+        Misuse, match=r"a box: strides \[576, 65, 1\] of 2 bytes, no multiples of 16"
+    ):
+        check_aligned(box, [0, 0, 8], 2, "a box")
 
 
 def test_boxes_that_are_left_over() -> None:
