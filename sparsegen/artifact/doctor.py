@@ -12,7 +12,6 @@ import re
 import shutil
 import stat
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,17 +64,14 @@ class Finding:
 
 
 def diagnose(store: Store | None = None) -> list[Finding]:
-    """Look at Python, packages, GPUs, driver, compilers, tools, the cache and the files that come along."""
+    """Look at Python, packages, GPUs, driver, tools, the cache and the files that come along."""
     looks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
         ("python", _python),
         ("packages", _packages),
         ("driver", _driver),
         ("gpu", _gpu),
-        ("C compiler", _c_compiler),
-        ("Python.h", _headers),
         ("tools", _tools),
         ("cache", lambda: _cache(store)),
-        ("Triton's own cache", _triton_cache),
         ("data files", _data),
     )
     found: list[Finding] = []
@@ -173,6 +169,8 @@ def _gpu() -> Iterator[Finding]:
         )
         return
     yield Finding("gpu", OK, f"{gpu.name} ({gpu.backend} {gpu.arch})")
+    if gpu.backend == "hip":
+        yield _hip()
     from sparsegen.paths import data_dir
 
     measured = len(list((data_dir("tuned") / gpu.name).glob("*.json")))
@@ -185,29 +183,19 @@ def _gpu() -> Iterator[Finding]:
     )
 
 
-def _c_compiler() -> Iterator[Finding]:
-    # NVIDIA's driver launches our binaries as they are; on AMD's GPUs Triton compiles a launcher at the first launch.
-    chosen = os.environ.get("CC")
-    found = (
-        shutil.which(chosen.split()[0]) if chosen else shutil.which("clang") or shutil.which("gcc")
+def _hip() -> Finding:
+    """HIP's runtime, which launches on AMD's GPUs; torch is imported, and has loaded it."""
+    from sparsegen.errors import ToolchainError
+    from sparsegen.launch.hip import hip, loaded_library
+
+    try:
+        hip()
+    except ToolchainError as error:
+        return Finding("HIP", LACK, str(error), "install torch for ROCm: HIP launches the kernels")
+    said = f"{loaded_library()}; sparsegen has never run on an AMD GPU"
+    return Finding(
+        "HIP", WARN, said, "compare results with sparsegen.reference before you use them"
     )
-    if found:
-        yield Finding("C compiler", OK, found + (" (CC)" if chosen else ""))
-    else:
-        said = f"CC={chosen} is no program" if chosen else "neither clang nor gcc is on PATH"
-        advice = "only to launch kernels on AMD GPUs: install gcc (Debian: apt-get install gcc), or set CC to a C compiler"
-        yield Finding("C compiler", WARN, said, advice)
-
-
-def _headers() -> Iterator[Finding]:
-    scheme = sysconfig.get_default_scheme()
-    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # where Triton looks
-    header = Path(sysconfig.get_paths(scheme=scheme)["include"]) / "Python.h"
-    if header.is_file():
-        yield Finding("Python.h", OK, str(header))
-    else:
-        advice = "only to launch kernels on AMD GPUs: install Python's headers (Debian: apt-get install python3-dev)"
-        yield Finding("Python.h", WARN, f"{header} is missing", advice)
 
 
 def _tools() -> Iterator[Finding]:
@@ -262,19 +250,6 @@ def _cache(store: Store | None) -> Iterator[Finding]:
             said = f"mode {stat.S_IMODE(status.st_mode):o}, owner {status.st_uid}"
             advice = f"others can put code there that you will run: chmod go-w {store.root}"
             yield Finding("cache permissions", WARN, said, advice)
-
-
-def _triton_cache() -> Iterator[Finding]:
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
-    place = Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
-    nearest = next(p for p in (place, *place.absolute().parents) if p.is_dir())
-    if os.access(nearest, os.W_OK | os.X_OK):
-        yield Finding("Triton's own cache", OK, str(place))
-    else:
-        advice = (
-            "only to launch kernels on AMD GPUs: set TRITON_CACHE_DIR to a folder you can write"
-        )
-        yield Finding("Triton's own cache", WARN, f"{place} cannot be written", advice)
 
 
 def _data() -> Iterator[Finding]:

@@ -136,7 +136,7 @@ def rendered(pattern: Pattern, both: Both, problem: Problem) -> dict[str, Backwa
 
 
 def sources_of(pattern: Pattern, problem: Problem, artifact: Artifact) -> dict[str, BackwardSource]:
-    """The kernels that ``artifact`` must hold, see ``rendering.source_of``.
+    """The kernels that ``artifact`` must hold, see ``rendering.outline_of``.
 
     Raises:
         ArtifactError: this version finds no such schedules, renders other texts, has other variants, or the record is

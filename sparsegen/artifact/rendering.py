@@ -43,29 +43,15 @@ def rendered(pattern: Pattern, schedule: Schedule, problem: Problem, template: s
     return render(pattern, schedule, problem, template)
 
 
-def source_of(
-    pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
-) -> KernelSource:
-    """The kernel that ``artifact`` must hold: ``pattern`` rendered with the schedule that was chosen for it.
-
-    Which candidates there are depends on the lengths and on how a mask was spelled, which are not in the key.  So
-    the schedule is found from the pattern and the lengths that the artifact records, and must show the masks of its key.
-    ``bucket``: the kernel of one of its buckets of lengths.
-
-    Raises:
-        ArtifactError: this version finds no such schedule, renders another text, or the record is not of this key.
-    """
-    schedule = _chosen(artifact, problem, bucket)
-    source = rendered(pattern, schedule, problem, artifact.key.template)
-    texts = {SOURCE: source.text} | ({HOPPER: source.hopper.text} if source.hopper else {})
-    check_texts(artifact, {inside(bucket, name): text for name, text in texts.items()})
-    return source
-
-
 def outline_of(
     pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
 ) -> KernelSource:
-    """The same for binaries that are launched without their texts: those are the artifact's own, and nothing is rendered.
+    """The kernel that ``artifact`` must hold, over the schedule that was chosen for it.
+
+    Its texts are the artifact's own, and nothing is rendered: a driver launches the binary.  Which candidates there are
+    depends on the lengths and on how a mask was spelled, which are not in the key.  So the schedule is found from the
+    pattern and the lengths that the artifact records, and must show the masks of its key.
+    ``bucket``: the kernel of one of its buckets of lengths.
 
     Raises:
         ArtifactError: this version finds no such schedule, or another one under its label, or the record is not of this key.

@@ -18,6 +18,7 @@ from typing import Any
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
 from sparsegen.errors import ToolchainError
+from sparsegen.launch import code_object
 from sparsegen.launch import signature as sig
 from sparsegen.launch.description import LAUNCH, describe
 from sparsegen.launch.module import HOPPER_MODULE, ast_source, write_modules
@@ -118,12 +119,14 @@ def _compile_launch(
         if Path(name).suffix in KEPT:
             shutil.copyfile(path, folder / name)
             files.append((folder / name).relative_to(directory).as_posix())
+    signature = sig.signature(source, config, variant, launch)
+    description = describe(signature, read_metadata(folder, entry))
+    (folder / LAUNCH).write_text(description.to_json(), encoding="utf-8")
+    files.append((folder / LAUNCH).relative_to(directory).as_posix())
     registers, spills = None, None
+    if gpu.backend == "hip":
+        code_object.check((folder / f"{entry}.hsaco").read_bytes(), description)
     if gpu.backend == "cuda":
-        signature = sig.signature(source, config, variant, launch)
-        description = describe(signature, read_metadata(folder, entry))
-        (folder / LAUNCH).write_text(description.to_json(), encoding="utf-8")
-        files.append((folder / LAUNCH).relative_to(directory).as_posix())
         registers, spills = _resources(folder, entry)
         _refuse_broken(folder, entry, what)
     shared = int(compiled.metadata.shared)

@@ -1,4 +1,4 @@
-"""What a driver needs to launch a binary: its name, its threads and its parameters, as JSON beside it.
+"""What a driver needs to launch a binary: its platform, name, threads and parameters, as JSON beside it.
 
 Made when a kernel is compiled, from the types that Triton was given and from Triton's metadata.  Whoever launches
 needs this file and the binary, and no Triton.
@@ -15,11 +15,14 @@ from typing import Any
 from sparsegen.errors import ArtifactError, ToolchainError
 
 LAUNCH = "launch.json"
-SCHEMA = 1
+SCHEMA = 2
+CUDA, HIP = "cuda", "hip"  # platforms, by the driver that launches
+SUFFIXES = {CUDA: "cubin", HIP: "hsaco"}  # of a binary's file
 POINTER, INT32, INT64, FLOAT32, DESCRIPTOR = "pointer", "int32", "int64", "float32", "descriptor"
 BYTES = {POINTER: 8, INT32: 4, INT64: 8, FLOAT32: 4, DESCRIPTOR: 128}
 SCRATCH = ("global_scratch", "profile_scratch")  # pointers that Triton puts behind all others
 _KINDS = {"i32": INT32, "i64": INT64, "fp32": FLOAT32}
+_NOT_ON_HIP = ("launch_pdl", "global_scratch_size")
 # CUtensorMapDataType of the CUDA driver, by Triton's names
 _TENSOR_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}
 
@@ -53,8 +56,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Description:
-    """One launch of a variant.  ``threads`` a program; ``shared_bytes`` a program, beside what the binary declares."""
+    """One launch of a variant, by the driver of ``platform``.
 
+    ``threads`` a program; ``shared_bytes`` a program, beside what the binary declares.
+    """
+
+    platform: str
     kernel: str
     threads: int
     shared_bytes: int
@@ -85,15 +92,20 @@ def describe(signature: Mapping[str, str], metadata: Mapping[str, Any]) -> Descr
     """The description of a compiled kernel.
 
     ``signature``: Triton's type of every parameter by name, ``metadata``: Triton's JSON.  ``ToolchainError`` for what this
-    launcher does not do: clusters, cooperative and dependent launches, scratch memory, descriptors on other GPUs.
+    launcher does not do: clusters, cooperative and dependent launches, scratch memory, descriptors on AMD's GPUs.
     """
-    _refuse(metadata)
+    platform = str(metadata["target"]["backend"])
+    _refuse(metadata, platform)
     boxes = iter(metadata.get("tensordesc_meta") or ())
     parameters = []
     for name, kind in signature.items():
         if kind == "constexpr":
             continue
         if kind.startswith("tensordesc"):
+            if platform != CUDA:
+                raise ToolchainError(
+                    f"{metadata['name']}: {name} is a tensor descriptor, and those are launched on NVIDIA's GPUs alone"
+                )
             found = next(boxes, None)
             if found is None:
                 raise ToolchainError(f"{metadata['name']}: {name} became no tensor descriptor")
@@ -101,10 +113,11 @@ def describe(signature: Mapping[str, str], metadata: Mapping[str, Any]) -> Descr
         else:
             parameters.append(Parameter(name, POINTER if kind[0] == "*" else _KINDS[kind]))
     threads = int(metadata["num_warps"]) * int(metadata["target"]["warp_size"])
-    return Description(metadata["name"], threads, int(metadata["shared"]), tuple(parameters))
+    shared = int(metadata["shared"])
+    return Description(platform, metadata["name"], threads, shared, tuple(parameters))
 
 
-def _refuse(metadata: Mapping[str, Any]) -> None:
+def _refuse(metadata: Mapping[str, Any], platform: str) -> None:
     plain = {
         "num_ctas": 1,
         "launch_cooperative_grid": False,
@@ -112,6 +125,12 @@ def _refuse(metadata: Mapping[str, Any]) -> None:
         "global_scratch_size": 0,
         "profile_scratch_size": 0,
     }
+    if platform not in (CUDA, HIP):
+        raise ToolchainError(
+            f"{metadata['name']} was compiled for {platform!r}, which has no launcher"
+        )
+    if platform == HIP:  # there, no Triton says the first, and Triton 3.6 not the second
+        plain = {n: v for n, v in plain.items() if n not in _NOT_ON_HIP or n in metadata}
     for name, usual in plain.items():
         if metadata[name] != usual:
             raise ToolchainError(
@@ -143,13 +162,19 @@ def _description(data: Any) -> Description:
     _fields(data, {"schema", *Description.__dataclass_fields__})
     if data["schema"] != SCHEMA:
         raise ValueError(f"schema {data['schema']!r}")
+    if data["platform"] not in (CUDA, HIP):
+        raise ValueError(f"platform {data['platform']!r}")
     if type(data["kernel"]) is not str:
         raise ValueError(f"kernel {data['kernel']!r}")
+    parameters = tuple(map(_parameter, data["parameters"]))
+    if data["platform"] == HIP and any(p.box is not None for p in parameters):
+        raise ValueError("tensor descriptors on AMD's GPUs")
     return Description(
+        data["platform"],
         data["kernel"],
         _count(data["threads"], 1, 1024),
         _count(data["shared_bytes"], 0, 1 << 20),
-        tuple(map(_parameter, data["parameters"])),
+        parameters,
     )
 
 

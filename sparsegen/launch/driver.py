@@ -1,4 +1,4 @@
-"""The CUDA driver's C interface, as much of it as a launch needs, through ctypes.
+"""The CUDA driver's C interface, as much of it as a launch needs, through ctypes (AMD's is ``launch.hip``).
 
 The driver library comes with the GPU's driver and its functions are stable, so nothing is compiled, installed or matched
 to a version of CUDA.  Descriptors are written where a launch reads them, and a call holds no lock of Python's.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsegen.errors import ToolchainError
-from sparsegen.launch.description import BYTES, Box, Description
+from sparsegen.launch.description import BYTES, CUDA, Box, Description
 
 LIBRARY = "libcuda.so.1"
-# numbers of the driver's interface, as cuda.h has them
-INVALID_CONTEXT, INVALID_HANDLE = 201, 400
+# numbers of the driver's interface, as cuda.h has them; _MAX_THREADS is HIP's, too
+_INVALID_CONTEXT, _INVALID_HANDLE = 201, 400
 _DYNAMIC_SHARED, _MAX_THREADS = 8, 0  # CU_FUNC_ATTRIBUTE_*
 _PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED
 _L2_128_BYTES = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
@@ -58,62 +58,64 @@ class DriverError(ToolchainError):
 class Driver:
     """The functions of a driver library.  ``library``: what ctypes opened, or a stand-in with the same functions."""
 
+    platform = CUDA  # of the binaries that it launches
+    # argument types by name; ``optional`` ones may be absent
+    functions: ClassVar[dict[str, tuple[Any, ...]]] = _FUNCTIONS
+    optional: ClassVar[dict[str, tuple[Any, ...]]] = _OPTIONAL
+    most_threads = 1 << 41  # of a launch: 2^31 programs of 1,024
+    # what a launch answers in a thread that torch has not bound to a device yet: it does when it first asks for something
+    unbound: ClassVar[tuple[int, ...]] = (_INVALID_CONTEXT, _INVALID_HANDLE)
+    # those that every platform has in this form
+    _LOAD, _FIND, _ATTRIBUTE = "cuModuleLoadData", "cuModuleGetFunction", "cuFuncGetAttribute"
+    _RESIDENT, _LAUNCH = "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuLaunchKernel"
+
     def __init__(self, library: Any):
-        for name, types in {**_FUNCTIONS, **_OPTIONAL}.items():
+        for name, types in {**self.functions, **self.optional}.items():
             function = getattr(library, name, None)
             if function is not None:
                 function.argtypes, function.restype = types, _INT
-            elif name in _FUNCTIONS:
+            elif name in self.functions:
                 raise ToolchainError(f"the GPU's driver has no {name}: update it")
         self._library = library
-        self.launch = library.cuLaunchKernel
+        self._load, self._find = getattr(library, self._LOAD), getattr(library, self._FIND)
+        self.launch = getattr(library, self._LAUNCH)
 
     def check(self, code: int, what: str) -> None:
         """DriverError unless ``code`` is success."""
         if code:
             raise DriverError(what, code, self._said(code))
 
-    def context(self, device: int) -> int:
-        """The context of a device that torch uses, made current in this thread."""
+    def bind(self, device: int) -> None:
+        """Make a device that torch uses current in this thread."""
         found, handle = _INT(), _POINTER()
         what = f"GPU {device} cannot be used"
         self.check(self._library.cuDeviceGet(ctypes.byref(found), device), what)
         self.check(self._library.cuDevicePrimaryCtxRetain(ctypes.byref(handle), found.value), what)
         self.check(self._library.cuCtxSetCurrent(handle), what)
-        return int(handle.value or 0)
 
     def function(self, binary: bytes, description: Description) -> int:
-        """A kernel's handle in the current context, fit to be launched as described.
+        """A kernel's handle on the current device, fit to be launched as described.
 
         It stays loaded as long as the process.
         """
         module, handle = _POINTER(), _POINTER()
         name = description.kernel
-        self.check(
-            self._library.cuModuleLoadData(ctypes.byref(module), binary), f"{name} cannot be loaded"
-        )
-        found = self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
+        self.check(self._load(ctypes.byref(module), binary), f"{name} cannot be loaded")
+        found = self._find(ctypes.byref(handle), module, name.encode())
         self.check(found, f"the binary holds no {name}")
         function = int(handle.value or 0)
-        self._check_parameters(function, description)
         threads = self._attribute(function, _MAX_THREADS)
         if description.threads > threads:
             raise ToolchainError(
                 f"{name} needs {description.threads} threads a program, this GPU gives {threads}"
             )
-        if description.shared_bytes > _USUAL_SHARED:
-            what = f"{name} needs {description.shared_bytes} bytes of shared memory a program"
-            self.check(self._library.cuFuncSetCacheConfig(function, _PREFER_SHARED), what)
-            code = self._library.cuFuncSetAttribute(
-                function, _DYNAMIC_SHARED, description.shared_bytes
-            )
-            self.check(code, what)
+        self._fit(function, description)
         return function
 
     def resident(self, function: int, description: Description) -> int:
         """Programs that a multiprocessor runs at once."""
         count = _INT()
-        code = self._library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        code = getattr(self._library, self._RESIDENT)(
             ctypes.byref(count), function, description.threads, description.shared_bytes
         )
         self.check(code, f"{description.kernel} cannot run")
@@ -144,6 +146,17 @@ class Driver:
 
         return write
 
+    def _fit(self, function: int, description: Description) -> None:
+        """Check what the driver knows of a function, and give it the shared memory that it needs."""
+        self._check_parameters(function, description)
+        if description.shared_bytes > _USUAL_SHARED:
+            what = f"{description.kernel} needs {description.shared_bytes} bytes of shared memory a program"
+            self.check(self._library.cuFuncSetCacheConfig(function, _PREFER_SHARED), what)
+            code = self._library.cuFuncSetAttribute(
+                function, _DYNAMIC_SHARED, description.shared_bytes
+            )
+            self.check(code, what)
+
     def _check_parameters(self, function: int, description: Description) -> None:
         """ToolchainError unless the binary declares the parameters that its description names."""
         ask = getattr(self._library, "cuFuncGetParamInfo", None)
@@ -164,7 +177,7 @@ class Driver:
 
     def _attribute(self, function: int, which: int) -> int:
         value = _INT()
-        code = self._library.cuFuncGetAttribute(ctypes.byref(value), which, function)
+        code = getattr(self._library, self._ATTRIBUTE)(ctypes.byref(value), which, function)
         self.check(code, "a kernel cannot be asked for its resources")
         return value.value
 

@@ -1,7 +1,7 @@
 """A compiled variant on a device: its binary, how it is launched, and one sentence when it cannot be loaded.
 
-On NVIDIA's GPUs the driver launches the stored binary as its description says: no compiler, no Python headers and no
-Triton are needed.  On AMD's, Triton's runtime does (``triton_loading``).
+The driver launches the stored binary as its description says, NVIDIA's (``driver``) or HIP (``hip``): no compiler, no
+Python headers and no Triton are needed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
-from sparsegen.errors import ArtifactError
+from sparsegen.errors import ArtifactError, InputError
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import folder_of
 from sparsegen.launch.capture import refuse_capture
-from sparsegen.launch.description import DESCRIPTOR, Description, read_description
-from sparsegen.launch.driver import INVALID_CONTEXT, INVALID_HANDLE, Driver, cuda
+from sparsegen.launch.description import DESCRIPTOR, SUFFIXES, Description, read_description
+from sparsegen.launch.driver import Driver, cuda
+from sparsegen.launch.hip import hip
 from sparsegen.launch.packing import Packed, address_of
 
 WRITERS_KEPT = 256  # of descriptors, a layout and place each
@@ -61,17 +62,11 @@ def load(
 ) -> Loaded:
     """One launch of a variant on a device.
 
-    ``module``: the rendered text, ``directory``: the variant's files.  ``ToolchainError`` and ``ArtifactError`` say why it
-    cannot be launched here.
+    ``module``: the rendered text, which nothing reads, ``directory``: the variant's files.  ``ToolchainError`` and
+    ``ArtifactError`` say why it cannot be launched here.
     """
-    import torch
-
     refuse_capture(f"the {variant} kernel is not loaded yet")
-    if torch.version.hip is None:
-        return DriverLoaded(source, config, variant, directory, device, launch)
-    from sparsegen.launch.triton_loading import TritonLoaded
-
-    return TritonLoaded(source, config, variant, module, directory, device, launch)
+    return DriverLoaded(source, config, variant, directory, device, launch)
 
 
 class DriverLoaded:
@@ -95,11 +90,16 @@ class DriverLoaded:
         self._taken = _taken(source, config, variant, launch, self.description, folder)
         self.constants = (None,) * len(text.constexprs)
         self.block_m, self.persistent = int(chosen["BLOCK_M"]), bool(chosen["PERSISTENT"])
-        self.device, self.driver = device, driver or cuda()
+        self.device = device
+        self.driver = driver or (cuda() if torch.version.hip is None else hip())
+        if self.description.platform != self.driver.platform:
+            raise ArtifactError(
+                f"{folder} was built for {self.description.platform}, the GPU here needs {self.driver.platform}"
+            )
         self.current_device = torch.cuda.current_device
         self.current_stream = torch._C._cuda_getCurrentRawStream
         with torch.cuda.device(device):
-            self.context = self.driver.context(device)
+            self.driver.bind(device)
             self.function = self.driver.function(binary, self.description)
         self._lock = threading.Lock()  # of ``run`` and what it writes to
         self._packed: Packed | None = None
@@ -116,10 +116,12 @@ class DriverLoaded:
 
     def prepare(self, programs: int, args: Sequence[Any], moving: int) -> DriverLaunch:
         """See ``Loaded``."""
+        self._check_size(programs)
         return DriverLaunch(self, programs, [args[i] for i in self._taken], moving)
 
     def run(self, programs: int, args: Sequence[Any]) -> None:
         """See ``Loaded``."""
+        self._check_size(programs)
         if self.current_device() != self.device:
             import torch
 
@@ -140,6 +142,14 @@ class DriverLoaded:
                 write(address_of(view.base))
             self.launch(programs, self._packed)
 
+    def _check_size(self, programs: int) -> None:
+        threads, most = self.description.threads, self.driver.most_threads
+        if programs * threads >= most:
+            raise InputError(
+                f"{programs} programs of {threads} threads are more than one launch may have on this GPU: fewer than "
+                f"{most} threads"
+            )
+
     def launch(self, programs: int, packed: Packed) -> None:
         """Launch with these parameters, on the current stream; the device is current."""
         for again in (False, True):
@@ -150,10 +160,10 @@ class DriverLoaded:
             )
             if not code:
                 return
-            if again or code not in (INVALID_CONTEXT, INVALID_HANDLE):
-                self.driver.check(code, f"{self.description.kernel} cannot be launched")
-            # torch binds a thread to a device when it first asks for something there; this one is new
-            self.driver.context(self.device)
+            if again or code not in self.driver.unbound:
+                what = f"{self.description.kernel} cannot be launched as {programs} programs"
+                self.driver.check(code, what)
+            self.driver.bind(self.device)
 
 
 class DriverLaunch:
@@ -198,7 +208,9 @@ class DriverLaunch:
 
 def _files(folder: Path, entry: str) -> tuple[Description, bytes]:
     try:
-        return read_description(folder), (folder / f"{entry}.cubin").read_bytes()
+        description = read_description(folder)
+        binary = folder / f"{entry}.{SUFFIXES[description.platform]}"
+        return description, binary.read_bytes()
     except FileNotFoundError as error:
         missing = Path(str(error.filename))
         if missing.parent.is_dir():

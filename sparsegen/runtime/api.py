@@ -13,13 +13,14 @@ from sparsegen.artifact import build as artifacts
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.manifest import Bucket
-from sparsegen.artifact.rendering import SOURCE, inside, outline_of, source_of
+from sparsegen.artifact.rendering import SOURCE, inside, outline_of
 from sparsegen.artifact.store import Store
 from sparsegen.errors import CacheMiss, InputError
 from sparsegen.launch.buckets import BucketKernel
 from sparsegen.launch.kernel import Kernel
 from sparsegen.launch.signature import variants
-from sparsegen.runtime.attend import Attend, ReferenceAttend
+from sparsegen.runtime.attend import Attend
+from sparsegen.runtime.reference import ReferenceAttend
 from sparsegen.spec.gpu import Gpu, current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
@@ -204,9 +205,8 @@ def open_kernel(pattern: Pattern, problem: Problem, artifact: Artifact) -> Kerne
 def _open(
     pattern: Pattern, problem: Problem, artifact: Artifact, bucket: Bucket | None = None
 ) -> Kernel:
-    # where the driver launches a binary (launch.loading) its text is data, else Triton imports it
-    find = outline_of if artifact.key.backend == "cuda" else source_of
-    source = find(pattern, problem, artifact, bucket)
+    # the driver launches a binary (launch.loading): its text is data
+    source = outline_of(pattern, problem, artifact, bucket)
     decided = artifact.manifest.decision if bucket is None else bucket
     directories = {v.name: artifact.path / inside(bucket, v.name) for v in decided.variants}
     module = artifact.path / inside(bucket, SOURCE)

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from sparsegen.artifact import doctor, tools
-from sparsegen.artifact.doctor import Finding, diagnose
+from sparsegen.artifact.doctor import diagnose
 from sparsegen.artifact.manifest import MANIFEST
 from sparsegen.artifact.store import Store
 from tests.artifact.standin import build
@@ -45,8 +45,6 @@ def test_every_finding_says_what_to_do(store):
         "triton",
         "gpu",
         "driver",
-        "C compiler",
-        "Python.h",
         "ptxas",
         "cache",
     } <= names
@@ -70,25 +68,6 @@ def test_interpreter_and_numpy(store, monkeypatch):
     assert "numpy<2.4" in look(store, "triton and numpy").advice
     versions["numpy"] = "2.3.5"
     assert not [f for f in diagnose(store) if f.name == "triton and numpy"]
-
-
-def test_c_compiler(store, monkeypatch, tmp_path):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    finding = look(store, "C compiler")
-    assert finding.state == "warn" and "apt-get install gcc" in finding.advice
-    monkeypatch.setenv("CC", "no-such-compiler")
-    assert look(store, "C compiler").found == "CC=no-such-compiler is no program"
-    (tmp_path / "clang").write_text("")
-    (tmp_path / "clang").chmod(0o755)
-    monkeypatch.delenv("CC")
-    assert look(store, "C compiler") == Finding("C compiler", "ok", str(tmp_path / "clang"))
-
-
-def test_python_headers(store, monkeypatch, tmp_path):
-    monkeypatch.setattr("sysconfig.get_paths", lambda **options: {"include": str(tmp_path)})
-    finding = look(store, "Python.h")
-    assert finding.state == "warn" and "python3-dev" in finding.advice
 
 
 def test_tools(store, monkeypatch, tmp_path):
@@ -190,3 +169,21 @@ def test_without_torch_and_triton(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "'torch': 'lack'" in run.stdout and "'triton': 'lack'" in run.stdout
+
+
+def test_an_amd_gpu(store, monkeypatch):
+    """HIP launches there; that it was never tried is said, and what stands in its way is."""
+    from sparsegen.launch import hip
+    from sparsegen.spec.gpu import find_gpu
+
+    monkeypatch.setattr("sparsegen.spec.gpu.current_gpu", lambda: find_gpu("mi300x"))
+    monkeypatch.setattr(hip, "loaded_library", lambda: "/torch/lib/libamdhip64.so")
+    monkeypatch.setattr(hip, "hip", lambda: None)
+    finding = look(store, "HIP")
+    assert finding.state == "warn" and finding.found.startswith("/torch/lib/libamdhip64.so")
+    assert "never run on an AMD GPU" in finding.found and "sparsegen.reference" in finding.advice
+    assert not [f for f in diagnose(store) if "compiler" in f.name or f.name == "Python.h"]
+    monkeypatch.undo()
+    monkeypatch.setattr("sparsegen.spec.gpu.current_gpu", lambda: find_gpu("mi300x"))
+    finding = look(store, "HIP")  # this machine's torch
+    assert finding.state == "lack" and "loaded no libamdhip64.so" in finding.found

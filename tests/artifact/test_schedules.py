@@ -12,7 +12,7 @@ from sparsegen.artifact.archive import export_archive, import_archive
 from sparsegen.artifact.build import ask, ensure, load
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.key import heads_and_masks, installed
-from sparsegen.artifact.rendering import PATTERN, SCHEDULE, schedule_of, source_of
+from sparsegen.artifact.rendering import PATTERN, SCHEDULE, outline_of, schedule_of
 from sparsegen.artifact.store import Store
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import ArtifactError
@@ -94,7 +94,7 @@ def test_the_tuned_row_decides_and_the_manifest_says_so(built, choice):
 
 
 def test_it_holds_a_binary_of_every_launch_of_every_variant(built):
-    source = source_of(STRIDED, STRIDED.problem, built)
+    source = outline_of(STRIDED, STRIDED.problem, built)
     for variant in built.manifest.decision.variants:
         binaries = [n for n in variant.files if n.endswith(".cubin")]
         assert len(binaries) == len(source.grids)
@@ -150,10 +150,10 @@ def test_another_label_another_text_and_another_pattern_are_refused(built, choic
         return replace(built, manifest=replace(built.manifest, decision=decision))
 
     decision = built.manifest.decision
-    with pytest.raises(ArtifactError, match="kernel.py is not what this version renders"):
-        source_of(STRIDED, STRIDED.problem, says(replace(decision, label=choice[0])))
+    with pytest.raises(ArtifactError, match="schedule.txt is not what this version renders"):
+        outline_of(STRIDED, STRIDED.problem, says(replace(decision, label=choice[0])))
     with pytest.raises(ArtifactError, match="no candidate schedule 'mod 7'.*build it again"):
-        source_of(STRIDED, STRIDED.problem, says(replace(decision, label="mod 7")))
+        outline_of(STRIDED, STRIDED.problem, says(replace(decision, label="mod 7")))
     mask = {
         "all_of": ["causal", {"any_of": [{"window": {"size": 65}}, {"strided": {"stride": 64}}]}]
     }
@@ -161,7 +161,7 @@ def test_another_label_another_text_and_another_pattern_are_refused(built, choic
     read = type(built).read
     monkeypatch.setattr(type(built), "read", lambda a, n: other if n == PATTERN else read(a, n))
     with pytest.raises(ArtifactError, match="pattern.yaml is not of the masks of its key"):
-        source_of(STRIDED, STRIDED.problem, built)
+        outline_of(STRIDED, STRIDED.problem, built)
 
 
 def test_a_study_decides_the_schedule(tmp_path, monkeypatch, choice, rows):

@@ -1,4 +1,4 @@
-"""A stand-in for the GPU's driver library: C functions that write down what they are given."""
+"""Stand-ins for the libraries that launch, CUDA's driver and HIP's runtime: C functions that write down what they are given."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from sparsegen.launch.driver import _FUNCTIONS, _OPTIONAL
+from sparsegen.launch.code_object import kernels
+from sparsegen.launch.driver import Driver
+from sparsegen.launch.hip import HipDriver
 
 SIZES = {"b8": 1, "u16": 2, "b16": 2, "u32": 4, "b32": 4, "f32": 4, "u64": 8, "b64": 8}
 
@@ -47,7 +49,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Launched:
-    """One ``cuLaunchKernel``: grid, block, shared bytes, stream, and the bytes of every parameter."""
+    """One ``cuLaunchKernel`` or ``hipModuleLaunchKernel``: grid, block, shared bytes, stream, and the bytes of every parameter."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -64,6 +66,7 @@ class FakeLibrary:
     ``codes``: what a function answers in its next calls, in place of success.  A descriptor is its number in ``maps``.
     """
 
+    kind: ClassVar[type[Driver]] = Driver  # what this is a library of
     sizes: dict[bytes, list[int]]
     codes: dict[str, list[int]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
@@ -75,9 +78,10 @@ class FakeLibrary:
     _names: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, types in {**_FUNCTIONS, **_OPTIONAL}.items():
+        for name, types in {**self.kind.functions, **self.kind.optional}.items():
             if name not in self.absent:
-                made = ctypes.CFUNCTYPE(ctypes.c_int, *types)(self._answering(name))
+                answer = ctypes.c_void_p if name.startswith("hipGetError") else ctypes.c_int
+                made = ctypes.CFUNCTYPE(answer, *types)(self._answering(name))
                 setattr(self, name, made)
 
     def _answering(self, name: str) -> Any:
@@ -171,6 +175,34 @@ class FakeLibrary:
             path.read_bytes(): [n for n, _ in ptx_parameters(path.with_suffix(".ptx").read_text())]
             for path in folder.rglob("*.cubin")
         }
+        return cls(sizes, **settings)
+
+
+@dataclass
+class FakeHip(FakeLibrary):
+    """The same of HIP: it finds in a code object how many bytes of each argument a launch copies."""
+
+    kind: ClassVar[type[Driver]] = HipDriver
+    _text: Any = field(default_factory=lambda: ctypes.create_string_buffer(b"FAKE_ERROR"))
+
+    _hipModuleLoadData = FakeLibrary._cuModuleLoadData
+    _hipModuleGetFunction = FakeLibrary._cuModuleGetFunction
+    _hipFuncGetAttribute = FakeLibrary._cuFuncGetAttribute
+    _hipModuleLaunchKernel = FakeLibrary._cuLaunchKernel
+    _hipModuleOccupancyMaxActiveBlocksPerMultiprocessor = (
+        FakeLibrary._cuOccupancyMaxActiveBlocksPerMultiprocessor
+    )
+
+    def _hipGetErrorName(self, code: int) -> int:
+        return ctypes.addressof(self._text)
+
+    @classmethod
+    def of_folder(cls, folder: Path, **settings: Any) -> FakeHip:
+        """One that knows all code objects below a folder."""
+        sizes = {}
+        for binary in (path.read_bytes() for path in folder.rglob("*.hsaco")):
+            (kernel,) = kernels(binary).values()
+            sizes[binary] = [a[".size"] for a in kernel[".args"]]
         return cls(sizes, **settings)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparsegen.errors import ArtifactError, ToolchainError
-from sparsegen.launch import Job, compile_many
+from sparsegen.launch import Job
 from sparsegen.launch import signature as sig
 from sparsegen.launch.binary import read_metadata
 from sparsegen.launch.description import (
@@ -22,7 +22,7 @@ from sparsegen.launch.description import (
     describe,
     read_description,
 )
-from tests.launch.described import KERNELS, job_of, launches
+from tests.launch.described import KERNELS, compiled, launches
 from tests.launch.fake_driver import ptx_parameters
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
@@ -30,12 +30,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs trito
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    root = tmp_path_factory.mktemp("binaries")
-    made = {name: job_of(name, root) for name in KERNELS}
-    for outcome in compile_many(list(made.values()), 2):
-        assert outcome.binary is not None, outcome.error
-        assert any(LAUNCH in name for name in outcome.binary.files)
-    return made
+    return compiled(KERNELS, tmp_path_factory.mktemp("binaries"))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -119,7 +114,9 @@ def test_json_and_back(jobs: dict[str, Job]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 1}, "schema 1"),
+        ({"platform": "metal"}, "platform 'metal'"),
+        ({"platform": "hip"}, "tensor descriptors on AMD's GPUs"),
         ({"threads": 0}, "0 is not within 1..1024"),
         ({"threads": True}, "True is not within"),
         ({"shared_bytes": 1 << 30}, "is not within"),

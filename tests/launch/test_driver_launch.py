@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from dataclasses import replace
 from importlib.util import find_spec
@@ -13,116 +12,33 @@ import pytest
 import torch
 
 from sparsegen.errors import ArtifactError, InputError, ToolchainError
-from sparsegen.launch import Call, Job, Kernel, compile_many
+from sparsegen.launch import Call, Job
 from sparsegen.launch import signature as sig
 from sparsegen.launch.description import LAUNCH, read_description
 from sparsegen.launch.driver import Driver, DriverError
 from sparsegen.launch.loading import DriverLoaded
 from sparsegen.launch.packing import Packed, View
-from tests.launch.described import job_of, launches
+from tests.launch.described import compiled, launches
 from tests.launch.fake_driver import FakeLibrary, fake_torch
+from tests.launch.faked import Faked, call_of, launched, read, tensors
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 NAMES = ("pointers", "boxes of periods", "hopper", "everything")
-FORMATS = {"pointer": "<Q", "int32": "<i", "int64": "<q", "float32": "<f"}
-HEADS, KV_HEADS, ROWS, KEYS = 4, 2, 128, 640
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
-    root = tmp_path_factory.mktemp("binaries")
-    made = {name: job_of(name, root) for name in NAMES}
-    for outcome in compile_many(list(made.values()), 2):
-        assert outcome.binary is not None, outcome.error
-    return made
-
-
-class Faked(Kernel):
-    """A kernel whose driver is the stand-in."""
-
-    def __init__(self, job: Job, **settings: Any):
-        folders = {job.variant: job.directory}
-        super().__init__(job.source, job.config, Path("kernel.py"), folders)
-        self.library = FakeLibrary.of_folder(job.directory, **settings)
-        self.driver = Driver(self.library)
-
-    def loaded(self, variant: str, device: int, launch: int) -> DriverLoaded:
-        given = self.source, self.config, variant, self._directories[variant], 0, launch
-        return DriverLoaded(*given, driver=self.driver)
-
-
-def on_16_bytes(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that is aligned as CUDA's are."""
-    size = 1
-    for n in shape:
-        size *= n
-    room = torch.empty(size + 32, dtype=dtype)
-    first = -room.data_ptr() % 64 // room.element_size()
-    return room[first : first + size].view(shape)
-
-
-def tensors(job: Job) -> tuple[torch.Tensor, ...]:
-    """q, k, v, out, lse; rows of k and v are those of a wider tensor."""
-    source, dtype = job.source, getattr(torch, job.source.dtype)
-    q = on_16_bytes(2, HEADS, ROWS, source.head_dim, dtype=dtype)
-    k = on_16_bytes(2, KV_HEADS, KEYS, source.head_dim + 16, dtype=dtype)[..., : source.head_dim]
-    v = on_16_bytes(2, KV_HEADS, KEYS, source.value_dim + 32, dtype=dtype)[..., : source.value_dim]
-    out = on_16_bytes(2, HEADS, ROWS, source.value_dim, dtype=dtype)
-    return q, k, v, out, on_16_bytes(2, HEADS, ROWS, dtype=torch.float32)
-
-
-def call_of(job: Job) -> Call:
-    source = job.source
-    if not source.tables:
-        return Call(scale=0.25)
-    extras = {"alibi_slopes": torch.ones(HEADS), "sink_logits": torch.ones(HEADS)}
-    dtype = getattr(torch, source.dtype)
-    null = tuple(torch.ones(KV_HEADS, d, dtype=dtype) for d in (source.head_dim, source.value_dim))
-    table = torch.zeros(50, source.tables[0].per_row, dtype=torch.int32)
-    return Call(scale=0.25, null_key=null, tables=((table, 3),), **extras)
-
-
-def read(job: Job, folder: Path, parameters: tuple[bytes, ...]) -> dict[str, Any]:
-    """What the kernel would see, by name; of a descriptor its number, shape and strides."""
-    left, out = list(parameters), {}
-    for p in read_description(folder).parameters:
-        if p.box is None:
-            (out[p.name],) = struct.unpack(FORMATS[p.kind], left.pop(0))
-            continue
-        rank = len(p.box.shape)
-        number = struct.unpack_from("<Q", left.pop(0))[0]
-        shape = [struct.unpack("<i", left.pop(0))[0] for _ in range(rank)]
-        out[p.name] = number, shape, [struct.unpack("<q", left.pop(0))[0] for _ in range(rank)]
-    assert left == [bytes(8), bytes(8)]  # no scratch memory
-    return out
+    return compiled(NAMES, tmp_path_factory.mktemp("binaries"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernel_reads_what_the_call_says(name: str, jobs: dict[str, Job]) -> None:
     job, kernel = jobs[name], Faked(jobs[name])
-    q, k, v, out, lse = given = tensors(job)
-    call = call_of(job)
+    given, call = tensors(job), call_of(job)
     with fake_torch(stream=0x77):
         assert kernel(*given, call, "fast") == "fast"
-    assert len(kernel.library.launched) == len(job.source.grids)
-    for done, (_, folder, entry) in zip(kernel.library.launched, launches(job)):
-        description = read_description(folder)
-        assert (done.kernel, done.stream, done.grid[1:]) == (entry, 0x77, (1, 1))
-        assert done.block == (description.threads, 1, 1)
-        assert done.shared == description.shared_bytes
-        seen = read(job, folder, done.parameters)
-        wanted = {"Q": q, "K": k, "V": v, "OUT": out, "LSE": lse}
-        assert {n: seen[n] for n in wanted} == {n: t.data_ptr() for n, t in wanted.items()}
-        assert [seen[f"stride_k{a}"] for a in "bhs"] == list(k.stride()[:3])
-        assert [seen[f"stride_v{a}"] for a in "bhs"] == list(v.stride()[:3])
-        assert (seen["heads"], seen["heads_per_kv"]) == (HEADS, HEADS // KV_HEADS)
-        assert (seen["q_rows"], seen["kv_rows"], seen["scale"]) == (ROWS, KEYS, 0.25)
-        assert done.grid[0] == seen["tiles"] * seen["batch_heads"]
-        if call.null_key:
-            assert seen["NULL_K"] == call.null_key[0].data_ptr()
-            assert seen["ALIBI_SLOPES"] == call.alibi_slopes.data_ptr()
-            assert seen["TABLE0"] == call.tables[0][0].data_ptr() and seen["table0_row"] == 3
-        described(job, seen, kernel.library, {"Q": q, "K": k, "V": v}, folder)
+    for folder, seen in launched(job, kernel, given, call, stream=0x77):
+        described(job, seen, kernel.library, dict(zip("QKV", given)), folder)
 
 
 def described(job: Job, seen: Any, library: FakeLibrary, tensors: Any, folder: Path) -> None:
@@ -236,7 +152,7 @@ def refused(job: Job, **settings: Any) -> str:
         ("cuFuncSetAttribute", "bytes of shared memory"),
         ("cuDevicePrimaryCtxRetain", "GPU 0 cannot be used"),
         ("cuTensorMapEncodeTiled", "no tensor descriptor for shape"),
-        ("cuLaunchKernel", "cannot be launched: FAKE_ERROR"),
+        ("cuLaunchKernel", "cannot be launched as 8 programs: FAKE_ERROR"),
     ],
 )
 def test_each_failure_is_one_sentence(function: str, words: str, jobs: dict[str, Job]) -> None:

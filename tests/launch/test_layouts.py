@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 
 from sparsegen.codegen import LaunchConfig, load_template, render
-from sparsegen.errors import ArtifactError, ToolchainError
-from sparsegen.launch import Call, Kernel, loading, triton_loading, variants
+from sparsegen.errors import ArtifactError
+from sparsegen.launch import Call, Kernel, loading, variants
 from sparsegen.launch import signature as sig
 from sparsegen.launch.kernel import last_position
 from sparsegen.schedule.build import build
@@ -138,64 +137,10 @@ def test_the_general_variant_is_one_for_all_configurations() -> None:
 
 
 # ---------------------------------------------------------------------- what a machine may lack (B12)
-FAILURES = [
-    (
-        RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
-        "C compiler",
-    ),
-    (subprocess.CalledProcessError(1, ["gcc", "main.c", "-I/usr/include/python3.12"]), "gcc"),
-]
-
-
-@pytest.mark.parametrize(("failure", "words"), FAILURES, ids=["no compiler", "no Python.h"])
-def test_a_launcher_that_cannot_be_built_is_one_error(
-    failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*given: Any) -> Any:
-        raise failure
-
-    monkeypatch.setattr("triton.compiler.CompiledKernel", fail)
-    monkeypatch.setattr(triton_loading, "ast_source", lambda *given: None)
-    kernel = kernel_of(kind=Kernel)
-    with pytest.raises(ToolchainError, match=words) as error:
-        triton_loading._compiled(
-            kernel.source, kernel.config, "fast", tmp_path / "kernel.py", tmp_path
-        )
-    assert "\n" not in str(error.value) and "install gcc" in str(error.value)
-
-
-def test_an_artifact_that_was_removed_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_artifact_that_was_removed_is_named(tmp_path: Path) -> None:
     kernel, gone = kernel_of(kind=Kernel), tmp_path / "entry" / "fast"
-    monkeypatch.setattr(triton_loading, "ast_source", lambda *given: None)
-    with pytest.raises(ArtifactError, match="is gone since the artifact was opened"):
-        triton_loading._compiled(
-            kernel.source, kernel.config, "fast", gone.parent / "kernel.py", gone
-        )
     with pytest.raises(ArtifactError, match="is gone since the artifact was opened"):
         loading.DriverLoaded(kernel.source, kernel.config, "fast", gone, 0)
-
-
-def test_triton_has_somewhere_to_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """HOME that nobody can write (CASES B33): a private folder, and one warning."""
-    import triton
-
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(blocked / "cache"))
-    triton_loading.writable_triton_cache.cache_clear()
-    try:
-        first, again = (
-            triton_loading.writable_triton_cache(),
-            triton_loading.writable_triton_cache(),
-        )
-        assert first == again == triton.knobs.cache.dir != str(blocked / "cache")
-        assert [r.levelname for r in caplog.records] == ["WARNING"] and str(blocked) in caplog.text
-    finally:
-        triton_loading.writable_triton_cache.cache_clear()
 
 
 def test_random_tables_of_a_call() -> None:

@@ -14,7 +14,7 @@ import sparsegen
 from sparsegen.artifact.build import ensure
 from sparsegen.artifact.gradient_texts import sources_of
 from sparsegen.artifact.gradients import GradientCompiler
-from sparsegen.artifact.rendering import source_of
+from sparsegen.artifact.rendering import outline_of
 from sparsegen.artifact.store import Store
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import CacheMiss, InputError, UnsupportedError
@@ -54,7 +54,7 @@ def an_interpreted_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts are built and read as for an H200; their texts then run here in small tiles."""
 
     def forward(pattern: Any, problem: Any, artifact: Any) -> Any:
-        source = source_of(pattern, problem, artifact)
+        source = outline_of(pattern, problem, artifact)
         path = Path(tempfile.mkdtemp()) / "kernel.py"
         return Interpreted(source, small(artifact.manifest.decision.config), path)
 
