@@ -169,7 +169,7 @@ class Store:
         if different and types:
             return (
                 f"{head}: it is built for {', '.join(types)} and not for {key.gpu}; "
-                f"`sparsegen warm --gpu {key.gpu}` builds it, on any machine"
+                f"`sparsegen warm --gpu {key.gpu} PATTERN`, with its name or file, builds it on any machine"
             )
         if not different:
             return f"{head}: {path.name} has this key but is not valid"

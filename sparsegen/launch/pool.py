@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,13 +53,16 @@ def compile_many(
     """Compile all jobs, ``workers`` at a time (default: the machine's cores); outcomes in the jobs' order."""
     count = max(1, min(len(jobs), workers or os.cpu_count() or 1))
     shares = [jobs[i::count] for i in range(count)]
+    workers_here = [_Worker() for _ in shares]
+    stop = threading.Event()
 
-    def run(share: Sequence[Job]) -> list[Outcome]:
+    def run(worker: _Worker, share: Sequence[Job]) -> list[Outcome]:
         out: list[Outcome] = []
-        worker = _Worker()
         try:
             for job in share:
                 outcome = worker.compile(job, timeout_s)
+                if stop.is_set():
+                    break
                 if done is not None:
                     done(outcome)
                 out.append(outcome)
@@ -67,7 +71,13 @@ def compile_many(
         return out
 
     with ThreadPoolExecutor(count) as threads:
-        results = list(threads.map(run, shares))
+        try:
+            results = list(threads.map(run, workers_here, shares))
+        except BaseException:  # Ctrl-C, too: nobody waits for what is being compiled
+            stop.set()
+            for worker in workers_here:
+                worker.kill()
+            raise
     by_share = [list(r) for r in results]
     return [by_share[i % count][i // count] for i in range(len(jobs))]
 
@@ -80,7 +90,6 @@ class _Worker:
 
     def compile(self, job: Job, timeout_s: float) -> Outcome:
         import pickle
-        import threading
 
         started = time.monotonic()
         process = self.process or self._start()
@@ -123,8 +132,14 @@ class _Worker:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            start_new_session=True,  # Ctrl-C reaches only us, and we end it
         )
         return self.process
+
+    def kill(self) -> None:
+        """End what it does at once; ``compile`` then returns."""
+        if (process := self.process) is not None:
+            process.kill()
 
     def close(self) -> None:
         if self.process is not None:
