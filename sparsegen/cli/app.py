@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparsegen.cli import bench, build, look, notices, report, store, tuning
+from sparsegen.cli import bench, build, look, notices, report, store, streams, tuning
 from sparsegen.errors import SparsegenError
 
 app = typer.Typer(
@@ -42,9 +42,10 @@ app.add_typer(_cache, name="cache")
 
 def main() -> None:
     """Run the command line: exit code 0 done, 1 a ``SparsegenError`` (its message on stderr), 2 usage."""
-    try:
-        with notices.shown():
-            app()
-    except SparsegenError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
+    with streams.steady():
+        try:
+            with notices.shown():
+                app()
+        except SparsegenError as error:
+            print(streams.shortened(f"{type(error).__name__}: {error}"), file=sys.stderr)
+            sys.exit(1)

@@ -12,7 +12,7 @@ from sparsegen.cli.build import Patterns
 from sparsegen.cli.look import Json
 from sparsegen.cli.output import emit, progress
 
-_LENGTH = re.compile(r"0*[1-9][0-9]*(x0*[1-9][0-9]*)?")
+_LENGTH = re.compile(r"0*[1-9][0-9]{0,18}(x0*[1-9][0-9]{0,18})?")
 
 
 def bench(
@@ -70,9 +70,13 @@ def bench(
 
 def pairs_of(text: str) -> list[tuple[int, int]]:
     """(q_len, kv_len) of each entry of ``--lengths``; a usage error for anything but N and QxK."""
+    from sparsegen.spec.fields import LIMIT
+
     entries = text.lower().split(",")
+    wanted = f"--lengths must be N or QxK, several with commas, numbers from 1 to {LIMIT}"
     if not all(_LENGTH.fullmatch(entry) for entry in entries):
-        raise typer.BadParameter(
-            f"--lengths must be N or QxK, several with commas, numbers from 1; got {text!r}"
-        )
-    return [(int(e.split("x")[0]), int(e.split("x")[-1])) for e in entries]
+        raise typer.BadParameter(f"{wanted}; got {text!r}")
+    pairs = [(int(e.split("x")[0]), int(e.split("x")[-1])) for e in entries]
+    if any(max(pair) > LIMIT for pair in pairs):
+        raise typer.BadParameter(f"{wanted}; got {text!r}")
+    return pairs

@@ -19,7 +19,7 @@ Gpus = Annotated[
 ]
 Patterns = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PATTERN]...", help="Files or shipped names; default: all shipped."),
+    typer.Argument(metavar="PATTERN", help="Files or shipped names; default: all shipped."),
 ]
 Problems = Annotated[
     Path | None,
@@ -53,7 +53,9 @@ def compile(
             help="Measure: not, two minutes, --budget. Default: quick here, off for a GPU elsewhere."
         ),
     ] = None,
-    budget: Annotated[float, typer.Option(min=1, help="Seconds for --tune full.")] = 900.0,
+    budget: Annotated[
+        float | None, typer.Option(min=1, help="Seconds for --tune full; default: 900.")
+    ] = None,
     passes: Annotated[
         str | None,
         typer.Option(
@@ -85,9 +87,11 @@ def compile(
     asked = None if passes is None else passes.split(",")
     if workspace is not None and not deterministic:
         raise typer.BadParameter("--workspace and --no-deterministic do not go together")
+    if budget is not None and tune != "full":
+        raise typer.BadParameter("--budget goes with --tune full")
     place = Store(remote=store, push=push)
-    options = {"tune": tune, "budget_s": budget, "passes": asked, "jobs": jobs, "store": place}
-    options |= {"deterministic": deterministic, "stored": workspace is not None}
+    options = {"tune": tune, "budget_s": budget or 900.0, "passes": asked, "store": place}
+    options |= {"jobs": jobs, "deterministic": deterministic, "stored": workspace is not None}
     with progress(f"compile {pattern}") as report:
         built = build(pattern, gpu=gpu, progress=report, **options)  # type: ignore[arg-type]
     emit(built.as_dict(), as_json, built.text())

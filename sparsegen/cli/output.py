@@ -90,11 +90,19 @@ def lengths(text: str, kv_length: int | None) -> tuple[int, int]:
     """(q_len, kv_len) of ``--length N[,M]`` and ``--kv-length M``; a usage error for anything else."""
     import typer
 
+    from sparsegen.spec.fields import LIMIT
+
+    def is_length(part: str) -> bool:
+        return part.isascii() and part.isdigit() and len(part) < 20 and 0 < int(part) <= LIMIT
+
     parts = text.replace("_", "").split(",")
-    if len(parts) > 2 or not all(p.isascii() and p.isdigit() and int(p) > 0 for p in parts):
-        raise typer.BadParameter(f"--length must be N or N,M with numbers from 1, got {text!r}")
+    if len(parts) > 2 or not all(map(is_length, parts)):
+        wanted = f"--length must be N or N,M with numbers from 1 to {LIMIT}"
+        raise typer.BadParameter(f"{wanted}, got {text!r}")
     if kv_length is not None and len(parts) == 2:
         raise typer.BadParameter("give the number of keys once: --length N,M or --kv-length M")
+    if kv_length is not None and kv_length > LIMIT:
+        raise typer.BadParameter(f"--kv-length must be from 1 to {LIMIT}, got {kv_length}")
     return int(parts[0]), kv_length or int(parts[-1])
 
 

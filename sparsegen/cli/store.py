@@ -47,7 +47,10 @@ def ls(as_json: Json = False) -> None:
 
 def prune(
     days: Annotated[
-        float | None, typer.Option(min=0, help="Remove what was made more than DAYS ago.")
+        float | None,
+        typer.Option(
+            metavar="DAYS", min=0, max=1e6, help="Remove what was made more than DAYS ago."
+        ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Only artifacts for this GPU type.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all artifacts.")] = False,
@@ -58,6 +61,8 @@ def prune(
     from sparsegen.artifact.cache import prune as prune_store
     from sparsegen.spec.gpu import find_gpu
 
+    if everything and days is not None:
+        raise typer.BadParameter("--all and --days do not go together")
     gone = prune_store(
         older_than=None if days is None else timedelta(days=days),
         gpu=None if gpu is None else find_gpu(gpu).name,
@@ -71,7 +76,7 @@ def prune(
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="The archive to write (.tar.gz).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write (.tar.gz).")],
     gpu: Annotated[str | None, typer.Option(help="Only artifacts for this GPU type.")] = None,
     sign: Sign = None,
 ) -> None:
@@ -90,7 +95,7 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(help="An archive made by export.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="An archive made by export.")],
     trust: TrustKey = None,
 ) -> None:
     """Take the artifacts of an archive into the cache, after checking every file."""
@@ -107,7 +112,7 @@ def push(
     url: Url,
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATTERN]...", help="Names or files; default: all in the cache."),
+        typer.Argument(metavar="PATTERN", help="Names or files; default: all in the cache."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME[,NAME]", help="Only these GPU types.")
@@ -148,7 +153,10 @@ def pull(
 
 
 def keygen(
-    file: Annotated[Path, typer.Argument(help="The private key to write; FILE.pub is the other.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The private key to write; FILE.pub is the other."),
+    ],
 ) -> None:
     """Make a pair of keys (ed25519) that sign artifacts and check them."""
     from sparsegen.artifact.signing import make_keys

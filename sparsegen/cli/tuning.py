@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from sparsegen.cli.output import emit, progress, table
 def tune(
     patterns: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATTERN...", help="Files or shipped names."),
+        typer.Argument(metavar="PATTERN", help="Files or shipped names."),
     ] = None,
     storage: Annotated[
         str | None, typer.Option(help="SQLite file or database URL of the study.")
@@ -70,6 +71,8 @@ def tune(
     The same command again goes on where it was: nothing is measured twice.
     """
     _refuse(patterns, cover, ray, gpu, keep, replay, limit, problems)
+    measured = {"--storage": storage, "--budget": budget, "--jobs": jobs}
+    _refuse_unread(cover, passes, deterministic, measured)
     if cover is not None:
         from sparsegen.report.cover import cover_of
 
@@ -148,6 +151,19 @@ def _text(rows: list[dict[str, Any]]) -> str:
         if "failed" in row
     ]
     return "\n".join(lines)
+
+
+def _refuse_unread(
+    cover: str | None, passes: str, deterministic: bool, measured: Mapping[str, object]
+) -> None:
+    """Options that the rest of the command line leaves nothing to do are a usage error, never dropped."""
+    given = [name for name, value in measured.items() if value is not None]
+    given += ["--passes"] if passes != "forward" else []
+    given += [] if deterministic else ["--no-deterministic"]
+    if cover is not None and given:
+        raise typer.BadParameter(f"--cover measures nothing: no {', '.join(given)}")
+    if not deterministic and "backward" not in passes.split(","):
+        raise typer.BadParameter("--no-deterministic is about gradients: --passes backward")
 
 
 def _refuse(

@@ -22,7 +22,8 @@ def draw(grid: Grid, *, ascii_only: bool | None = None) -> str:
     rows, cols = total.shape
     marks = [[shades[_level(total[i, j])] for j in range(cols)] for i in range(rows)]
     wide = len(str(grid.q_edges[-1]))
-    lines = [f"{'':{wide}} k 0{f'{grid.k_edges[-1] - 1}':>{max(cols - 1, 1)}}"]
+    last = grid.k_edges[-1] - 1
+    lines = [f"{'':{wide}} k 0{f'{last}' if last else '':>{cols - 1}}"]
     for i, row in enumerate(marks):
         label = f"{grid.q_edges[i]}" if i % 8 == 0 or i == rows - 1 else ""
         lines.append(f"{label:>{wide}} {'q' if i == 0 else ' '} {''.join(row)}")
@@ -48,7 +49,7 @@ def _level(share: float) -> int:
 
 def _can_print(text: str) -> bool:
     try:
-        text.encode(sys.stdout.encoding or "ascii")
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparsegen.artifact.build import Progress, ask, ensure
+from sparsegen.artifact.build import Builder, Progress, ask, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
 from sparsegen.artifact.manifest import Considered, Decision
 from sparsegen.artifact.store import Store
+from sparsegen.errors import InputError
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.tune import gradient_designs
@@ -142,16 +143,25 @@ def build(
     found = current_gpu()
     request = ask(spec, None, None if gpu is None else find_gpu(gpu))
     wanted, trains = request.gpu, BACKWARD in passes_of(passes, request.problem)
+    if not trains and not deterministic:
+        raise InputError(
+            f"deterministic=False is about gradients, and {spec.name} is built without: "
+            "ask for them with passes forward,backward"
+        )
     here = found is not None and found.name == wanted.name
     builder = Compiler(jobs=jobs, full_budget_s=budget_s)
-    level = tune or default_level(here=here)
-    artifact = ensure(
-        spec, None, wanted, tune=level, store=store, builder=builder, progress=progress
-    )
+    level, steps = tune or default_level(here=here), 1 + trains
+
+    def step(done: int, builder: Builder) -> Artifact:
+        if progress is not None:  # compiling takes minutes and says nothing itself
+            progress(done, steps, f"{'gradients' if done else 'forward pass'} for {wanted.name}")
+        return ensure(
+            spec, None, wanted, tune=level, store=store, builder=builder, progress=progress
+        )
+
+    artifact = step(0, builder)
     if not trains:
         return Built(artifact, here)
-    trained = GradientCompiler(jobs, None, budget_s, deterministic, stored)
-    gradients = ensure(
-        spec, None, wanted, tune=level, store=store, builder=trained, progress=progress
+    return Built(
+        artifact, here, step(1, GradientCompiler(jobs, None, budget_s, deterministic, stored))
     )
-    return Built(artifact, here, gradients)

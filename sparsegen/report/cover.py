@@ -10,6 +10,8 @@ from sparsegen.errors import TuneError
 from sparsegen.tune.cover import LIMIT, Cover, cover
 from sparsegen.tune.rule import path_of
 
+_SQLITE = b"SQLite format 3\0"  # how every SQLite file begins
+
 
 @dataclass(frozen=True)
 class CoverPage:
@@ -105,13 +107,17 @@ def _begins_like_json(path: Path) -> bool:
     """Whether a file is a recording rather than a SQLite file of studies.
 
     Raises:
-        TuneError: there is no such file.
+        TuneError: there is no such file, or it is neither.  Nothing else may open it: an empty file would become a
+            SQLite file.
     """
     try:
         with path.open("rb") as file:
-            return file.read(1) == b"{"
+            start = file.read(len(_SQLITE))
     except OSError as error:
-        raise TuneError(f"--cover {path}: {error.strerror}") from error
+        raise TuneError(f"--cover {path}: {(error.strerror or str(error)).lower()}") from error
+    if not start.startswith((b"{", _SQLITE)):
+        raise TuneError(f"--cover {path}: is neither a recording nor a SQLite file of studies")
+    return start.startswith(b"{")
 
 
 def _share(loss: float | None) -> str:

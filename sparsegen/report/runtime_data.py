@@ -25,7 +25,8 @@ def read_runtime(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{path}: cannot be read: {reason}") from error
     data = _parse(path, text)
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping from run-time names to data")
@@ -38,7 +39,8 @@ def _parse(path: Path, text: str) -> Any:
     try:
         return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path}: not readable as {path.suffix or 'YAML'}: {error}") from error
+        reason = " ".join(str(error).split())  # YAML's own has a line for every place it names
+        raise InputError(f"{path}: not readable as {path.suffix or 'YAML'}: {reason}") from error
 
 
 def _value(path: Path, name: str, value: Any) -> Any:
@@ -68,6 +70,8 @@ def _drawn_mask(path: Path, spec: Mapping[str, Any]) -> torch.Tensor:
             f"{path}: block_mask: needs {', '.join(names)}, integers >= 0; got {dict(spec)}"
         )
     rows, cols, percent, seed = (spec[n] for n in names)
+    if percent > 100:
+        raise InputError(f"{path}: block_mask: percent must be from 0 to 100, got {percent}")
     if not 0 < rows * cols <= 2**24 or seed > 2**40:
         raise InputError(
             f"{path}: block_mask: rows x cols must be 1 to {2**24} and seed up to {2**40}, got {dict(spec)}"

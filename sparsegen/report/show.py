@@ -148,7 +148,7 @@ class Look:
         try:
             save_png(self.grid(PNG_SIZE), title, path, self._legend())
         except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error}") from error
+            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     def _legend(self) -> dict[str, str]:
         """How the tiles of every branch lie, by its name."""

@@ -144,7 +144,7 @@ def top_key(tiling: Tiling) -> str:
 def describe(head_class: HeadClass, block_m: int, *, explain: bool = False) -> str:
     """Every branch with its keys and, for each loop, what is still tested; ``explain`` adds the tile forms."""
     segments = [(i, s) for i, sweep in enumerate(head_class.sweeps, 1) for s in sweep.segments]
-    lines = [f"{len(segments)} branch{'es' if len(segments) != 1 else ''}, disjoint"]
+    lines = ["1 branch" if len(segments) == 1 else f"{len(segments)} branches, disjoint"]
     if len(head_class.sweeps) > 1:
         lines[0] += f", in {len(head_class.sweeps)} sweeps"
     for number, segment in segments:

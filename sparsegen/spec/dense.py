@@ -11,6 +11,7 @@ from sparsegen.spec.pattern import POSITION_NAMES, Pattern
 from sparsegen.spec.positions import find_positions
 from sparsegen.spec.run_data import check_keywords, integers
 
+_MOST_CELLS = 2**38  # 256 GiB of booleans
 _CELLS_AT_ONCE = 2**22  # int64 temporaries of about 32 MB each
 
 
@@ -32,8 +33,15 @@ def dense_mask(
         q_len, kv_len, pattern.align, device, **{n: runtime.get(n) for n in POSITION_NAMES}
     )
     pattern.check_lengths(q_len, kv_len, at.k_start)
+    chosen = None if rows is None else chosen_rows(rows, q_len, device)
+    asked = q_len if chosen is None else len(chosen)
+    if asked * kv_len > _MOST_CELLS:  # said before the memory of this machine is gone
+        raise InputError(
+            f"a mask of {asked} rows of {kv_len} keys is too large, at most {_MOST_CELLS} cells "
+            "are made; ask for some of the rows with rows="
+        )
     call = Call(pattern, at, heads, runtime)
-    mask = visible(call, chosen_rows(rows, q_len, device))
+    mask = visible(call, chosen_rows(None, q_len, device) if chosen is None else chosen)
     return mask if call.batch is not None else mask[0]
 
 
@@ -64,7 +72,7 @@ def visible(call: Call, rows: Any) -> Any:
     step = max(_CELLS_AT_ONCE // max(kv_len * call.at.batch, 1), 1)
     parts = [_some_rows(call, part, rules) for part in rows.split(step)] if rows.numel() else []
     if not parts:
-        shape = (call.batch or 1, len(rules) if rules else 1, 0, kv_len)
+        shape = (_entries(call), len(rules) if rules else 1, 0, kv_len)
         return torch.zeros(shape, dtype=torch.bool, device=call.device)
     return torch.cat(parts, dim=2)
 
@@ -79,15 +87,20 @@ def _some_rows(call: Call, rows: Any, rules: list[int] | None) -> Any:
         value = expr.evaluate(visible_when, at.env, at.term)
         value = torch.as_tensor(value, device=call.device) & valid
         # The batch is known only now: a block mask may be the only data that has one.
-        masks.append(value.expand(call.batch or 1, *value.shape[1:3], call.at.kv_len))
+        masks.append(value.expand(_entries(call), *value.shape[1:3], call.at.kv_len))
     if rules is None:
         return masks[0]
-    shape = (call.batch or 1, len(rules), len(rows), call.at.kv_len)
+    shape = (_entries(call), len(rules), len(rows), call.at.kv_len)
     out = torch.empty(shape, dtype=torch.bool, device=call.device)
     for head, rule in enumerate(rules):
         mask = masks[rule]
         out[:, head] = mask[:, head if mask.shape[1] > 1 else 0]
     return out
+
+
+def _entries(call: Call) -> int:
+    """Batch entries of the mask: 1 without a batch, none for a batch of none."""
+    return 1 if call.batch is None else call.batch
 
 
 def _default_heads(pattern: Pattern) -> int | None:

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 from sparsegen.errors import InputError
 from sparsegen.spec import expr
 from sparsegen.spec.fields import number, speaks, text, truth, word, wrong
+from sparsegen.spec.fields import rule as broken_rule
 from sparsegen.spec.node import Node
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.shipped import read_file
@@ -79,6 +80,10 @@ class Pattern:
     problem: Any = None
     source: Any = field(default=None, compare=False, repr=False)  # (file, {path: (line, column)})
 
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise broken_rule("rules must hold at least one HeadRule")
+
     # ------------------------------------------------------------------ in and out
     @classmethod
     def from_yaml(cls, path_or_name: str | Path) -> Pattern:
@@ -92,6 +97,8 @@ class Pattern:
         from sparsegen.spec.reader import read_pattern
         from sparsegen.spec.yaml_tree import read_tree
 
+        if not isinstance(text, str):
+            raise InputError(f"the text of a pattern must be a str, got {type(text).__name__}")
         return read_pattern(read_tree(text, file), file, _fitting(name))
 
     @classmethod

@@ -53,6 +53,8 @@ class _Reader:
     # ------------------------------------------------------------------ mistakes
     def wrong(self, path: str, message: str, *, at_key: bool = False) -> None:
         """Note a mistake at ``path``: the nearest place that is known on the way there."""
+        if path in self.tree.lost and not at_key:  # the value there is none of the file's
+            return
         line, column = (self.tree.keys if at_key else self.tree.values).get(path, (0, 0))
         inner = path
         while not line and inner:

@@ -8,6 +8,7 @@ from typing import Any
 from sparsegen.errors import InputError
 from sparsegen.spec.call import Call
 from sparsegen.spec.dense import chosen_rows, visible
+from sparsegen.spec.fields import show
 from sparsegen.spec.pattern import POSITION_NAMES, Pattern
 from sparsegen.spec.positions import find_positions
 from sparsegen.spec.run_data import check_floating, check_keywords
@@ -53,6 +54,11 @@ def reference(
     """
     import torch
 
+    if not isinstance(pattern, Pattern):
+        made = (
+            "Pattern.from_yaml makes one of a file or a shipped name, Pattern.from_dict of a dict"
+        )
+        raise InputError(f"pattern must be a sparsegen.Pattern ({made}), got {show(pattern)}")
     _check_tensors(q, k, v)
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
@@ -172,6 +178,8 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
         raise InputError(
             f"q [B, H, Sq, D], k [B, Hkv, Sk, D] and v [B, Hkv, Sk, Dv] do not fit: {shapes}"
         )
+    if not q.shape[3]:
+        raise InputError("q and k must have at least one dim, got head_dim 0")
     if not k.shape[1] or q.shape[1] % k.shape[1]:
         raise InputError(
             f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
@@ -226,7 +234,12 @@ def merge(
     parts = list(parts)
     if not parts:
         raise InputError("merge needs at least one (out, lse) pair")
-    for out, lse in parts:
+    for part in parts:
+        if not isinstance(part, (tuple, list)) or len(part) != 2:
+            raise InputError(
+                "each part must be a pair (out, lse), as partial=True returns it with return_lse=True"
+            )
+        out, lse = part
         if out.shape[:3] != lse.shape or out.shape != parts[0][0].shape:
             raise InputError(
                 f"parts must be (out [B, H, S, Dv], lse [B, H, S]) alike, got {list(out.shape)}, {list(lse.shape)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparsegen.errors import InputError
-from sparsegen.spec.fields import did_you_mean, show
+from sparsegen.spec.fields import LIMIT, did_you_mean, show
 
 
 def check_keywords(pattern: Any, given: dict[str, Any], also: tuple[str, ...]) -> None:
@@ -81,6 +81,8 @@ def offsets(name: str, value: Any, device: Any) -> Any:
         tensor = _padded_lengths(name, value, device)
         if tensor.numel() and int(tensor.min()) < 0:
             raise InputError(f"document_lengths must be 0 or more, got {int(tensor.min())}")
+        if tensor.numel() and int(tensor.max()) > LIMIT:  # so that no sum of them wraps
+            raise InputError(f"document_lengths must be at most {LIMIT}, got {int(tensor.max())}")
         return torch.nn.functional.pad(tensor.cumsum(-1), (1, 0))
     tensor = integers(name, value, device)
     if tensor.dim() not in (1, 2):
@@ -89,7 +91,7 @@ def offsets(name: str, value: Any, device: Any) -> Any:
         )
     if tensor.shape[-1] < 2:
         raise InputError(f"cu_seqlens must have at least 2 offsets, got {tensor.shape[-1]}")
-    tensor = tensor.reshape(-1, tensor.shape[-1])
+    tensor = _rows(name, tensor)
     if bool((tensor[:, 0] != 0).any()):
         raise InputError(f"cu_seqlens must start at 0, got {tensor[:, 0].tolist()[0]}")
     falls = tensor[:, 1:] < tensor[:, :-1]
@@ -111,7 +113,18 @@ def _padded_lengths(name: str, value: Any, device: Any) -> Any:
     tensor = integers(name, value, device)
     if tensor.dim() not in (1, 2):
         raise InputError(f"{name} must be [n] or [B, n], got shape {list(tensor.shape)}")
-    return tensor.reshape(-1, tensor.shape[-1])
+    return _rows(name, tensor)
+
+
+def _rows(name: str, tensor: Any) -> Any:
+    """[n] or [B, n] as [1 or B, n]; n may be 0, B may not."""
+    if tensor.dim() == 1:
+        return tensor[None]
+    if not tensor.shape[0]:
+        raise InputError(
+            f"{name} must have at least one batch entry, got shape {list(tensor.shape)}"
+        )
+    return tensor
 
 
 class Documents:
@@ -128,7 +141,7 @@ class Documents:
                 raise InputError(
                     f"document_ids must be [kv_len] or [B, kv_len], got shape {list(ids.shape)}"
                 )
-            ids = ids.reshape(-1, ids.shape[-1])
+            ids = _rows(name, ids)
             if needed is not None and ids.shape[-1] != needed:
                 raise InputError(
                     f"document_ids must have kv_len = {needed} entries, got {ids.shape[-1]}"

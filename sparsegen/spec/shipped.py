@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from sparsegen.errors import Mistake, SpecError
+from sparsegen.errors import InputError, Mistake, SpecError
 from sparsegen.paths import data_dir
 from sparsegen.spec.fields import did_you_mean
 
@@ -18,7 +19,16 @@ def shipped_patterns() -> dict[str, Path]:
 
 def read_file(path_or_name: str | Path) -> tuple[str, str]:
     """(text, stem of the file's name) of a file, or of a shipped pattern by its name.  SpecError if it cannot be read."""
+    if not isinstance(path_or_name, (str, os.PathLike)):
+        raise InputError(
+            "a pattern must be a sparsegen.Pattern, a file or the name of a shipped one "
+            f"(Pattern.from_dict takes a dict), got {type(path_or_name).__name__}"
+        )
     path, shipped, file = Path(path_or_name), shipped_patterns(), str(path_or_name)
+    if not file or "\n" in file:
+        got = "a text of several lines (from_yaml_text reads those)" if file else "an empty name"
+        message = f"a file or the name of a shipped pattern is needed, got {got}"
+        raise SpecError([Mistake("<pattern>", 0, 0, "", message)])
     if file in shipped and not path.is_file():
         path = shipped[file]
     try:

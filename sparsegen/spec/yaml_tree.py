@@ -48,6 +48,9 @@ class Tree:
     values: dict[str, tuple[int, int]] = field(default_factory=dict)
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
+    lost: set[str] = field(
+        default_factory=set
+    )  # paths whose value a mistake replaced; no more is said there
 
 
 def join(path: str, key: str | int) -> str:
@@ -120,10 +123,12 @@ class _Builder:
                 inside = name in self.anchors
                 reason = "stands inside its own anchor" if inside else "has no anchor"
                 self.wrong(place, path, f"the alias *{name[:40]} {reason}")
+                self.tree.lost.add(path)
             return known or _Item(None, place)
         self.enough(depth, place, path)
         if event.tag is not None and event.tag != "!":
             self.wrong(place, path, f"tags are not allowed, got {event.tag[:60]}")
+            self.tree.lost.add(path)
         if event.anchor:
             self.anchors[event.anchor] = None
         item = _Item(self.content(event, path, depth), place)
@@ -167,6 +172,7 @@ class _Builder:
         if _INTEGER.fullmatch(text):
             if len(text.replace("_", "")) > 20:
                 self.wrong(_place(event), path, "a number has at most 19 digits, got " + _cut(text))
+                self.tree.lost.add(path)
                 return 0
             return int(text)
         return float(text) if len(text) <= 60 and _FLOAT.fullmatch(text) else text

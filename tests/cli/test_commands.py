@@ -110,10 +110,23 @@ def test_wrong_name_suggests_close_ones() -> None:
         ["show", "causal", "--length", "4,8", "--kv-length", "8"],
         ["show", "causal", "--length", "64", "--tile", "60x64"],
         ["show", "causal", "--length", "64", "--nonsense"],
+        ["show", "causal", "--length", "2147483649"],
+        ["show", "causal", "--length", "9" * 5000],
+        ["show", "causal", "--length", "8", "--kv-length", "2147483649"],
+        ["bench", "causal", "--lengths", "8x2147483649"],
         ["compile", "causal", "--tune", "always"],
+        ["compile", "causal", "--gpu", "a100", "--budget", "60"],
+        ["tune", "--cover", "x.jsonl", "--budget", "60"],
+        ["tune", "--cover", "x.jsonl", "--jobs", "1"],
+        ["tune", "--cover", "x.jsonl", "--storage", "x"],
+        ["tune", "--cover", "x.jsonl", "--passes", "backward"],
+        ["tune", "--cover", "x.jsonl", "--no-deterministic"],
+        ["tune", "causal", "--no-deterministic"],
+        ["cache", "prune", "--days", "1e300"],
+        ["cache", "prune", "--all", "--days", "1"],
         ["nonsense"],
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(words)[:80],
 )
 def test_usage_errors_exit_2(words: list[str]) -> None:
     assert run(*words)[0] == 2
@@ -183,13 +196,6 @@ def test_doctor() -> None:
     rows = json.loads(text)
     assert code == 0 and {"python", "torch", "triton"} <= {r["name"] for r in rows}
     assert sparsegen.__version__ and run("doctor")[0] == 0
-
-
-def test_doctor_names_the_cure_for_a_missing_compiler(tmp_path: Path) -> None:
-    done = sparsegen_("doctor", PATH=str(tmp_path), CC="")
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("C compiler"))
-    assert "gcc" in line and "CC" in line
 
 
 # --- warnings ---
@@ -311,6 +317,20 @@ def test_compile_builds_the_passes_it_is_asked_for(
     monkeypatch.setattr(built_module.Built, "text", lambda self: "")
     assert run("compile", "causal", "--gpu", "a100", *words)[0] == 0
     assert asked == passes
+
+
+def test_compile_in_any_order_needs_gradients() -> None:
+    words = ["--passes", "forward", "--no-deterministic"]
+    done = sparsegen_("compile", "causal", "--gpu", "a100", *words)
+    assert done.returncode == 1 and "deterministic=False is about gradients" in done.stderr
+
+
+def test_compile_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes minutes: a log has a line before each pass."""
+    monkeypatch.setattr(built_module, "ensure", lambda *_, **__: None)
+    said: list[tuple[int, int, str]] = []
+    built_module.build("causal", gpu="a100", progress=lambda *step: said.append(step))
+    assert said == [(0, 2, "forward pass for nvidia-a100"), (1, 2, "gradients for nvidia-a100")]
 
 
 def test_compile_refuses_a_workspace() -> None:

@@ -148,6 +148,15 @@ def test_text_has_picture_numbers_and_branches() -> None:
     assert max(map(len, text.splitlines())) < 200
 
 
+def test_one_branch_is_not_said_to_be_disjoint() -> None:
+    assert "\n1 branch\n" in look("causal", (64, 64)).text()
+
+
+def test_one_key_has_one_label() -> None:
+    picture = look("causal", (1, 1)).text().splitlines()
+    assert [line.rstrip() for line in picture[3:5]] == ["  k 0", "0 q █"]
+
+
 def test_text_art_shows_a_diagonal() -> None:
     lines = draw(
         look(pattern_of("causal"), (4096, 4096)).grid(show.TEXT_SIZE), ascii_only=True
@@ -379,6 +388,7 @@ def test_unwanted_run_time_data_is_refused() -> None:
         ("block_mask: {rows: 2}", "needs rows, cols, percent, seed"),
         ("block_mask: {rows: 99999, cols: 99999, percent: 1, seed: 0}", "rows x cols"),
         ("a: [", "not readable"),
+        ("block_mask: {rows: 2, cols: 2, percent: 300, seed: 0}", "percent must be from 0 to 100"),
         ("- " * 5000 + "1", "not readable"),
     ],
 )
@@ -387,7 +397,7 @@ def test_bad_run_time_files(tmp_path: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(InputError, match=said) as caught:
         read_runtime(file)
-    assert str(file) in str(caught.value)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_absent_run_time_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparsegen.errors import SpecError
+from sparsegen.errors import InputError, SpecError
 from sparsegen.spec import Pattern, Problem
 
 TOP = "name, summary, mask, heads, align, scale, softcap, alibi, sink_logits, null_key, problem"
@@ -352,3 +352,36 @@ def test_a_file_that_is_not_there(tmp_path: Any) -> None:
     (tmp_path / "long.yaml").write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(SpecError, match=r"long.yaml: is longer than 1048576 bytes$"):
         Pattern.from_yaml(tmp_path / "long.yaml")
+
+
+def test_one_fault_is_one_mistake() -> None:
+    """No second sentence about a value that the first one replaced; an unknown key is a fault of its own."""
+    number = "9" * 25
+    assert mistakes(f"mask: {{window: {{size: {number}}}}}\n") == [
+        f"p.yaml:1:23: mask.window.size: a number has at most 19 digits, got {number}"
+    ]
+    assert mistakes("mask: *a\n") == ["p.yaml:1:7: mask: the alias *a has no anchor"]
+    assert len(mistakes("mask: !!python/name:os [causal]\n")) == 1
+    assert len(mistakes("mask: causal\nmsk: *a\n")) == 2
+
+
+@pytest.mark.parametrize("value", [None, 3, {"mask": "causal"}, b"causal"], ids=repr)
+def test_what_is_no_name_of_a_pattern(value: Any) -> None:
+    with pytest.raises(InputError, match="a pattern must be a sparsegen.Pattern, a file or"):
+        Pattern.from_yaml(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"), [("", "an empty name"), ("name: x\nmask: causal\n", "from_yaml_text reads")]
+)
+def test_a_text_or_nothing_in_place_of_a_name(value: str, got: str) -> None:
+    with pytest.raises(SpecError, match=got) as error:
+        Pattern.from_yaml(value)
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_of_the_wrong_kind() -> None:
+    with pytest.raises(InputError, match="the text of a pattern must be a str, got bytes"):
+        Pattern.from_yaml_text(b"mask: causal")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="rules must hold at least one HeadRule"):
+        Pattern(rules=())

@@ -377,3 +377,22 @@ def test_shapes(q: Any, k: Any, v: Any, given: dict, message: str) -> None:
             *inputs(1, 2, 1, 4, 4),
             null_key=(torch.ones(1, 8), torch.ones(1, 4)),
         )
+
+
+@pytest.mark.parametrize("found", ["causal", {"mask": "causal"}, None], ids=repr)
+def test_what_is_no_pattern(found: Any) -> None:
+    with pytest.raises(InputError, match="^pattern must be a sparsegen.Pattern .*, got "):
+        reference(found, *inputs(1, 2, 1, 4, 4))
+
+
+def test_no_dim_at_all() -> None:
+    q = torch.zeros(1, 2, 4, 0)
+    with pytest.raises(InputError, match="at least one dim"):
+        reference(pattern("causal"), q, q, torch.zeros(1, 2, 4, 8))
+
+
+def test_parts_that_are_no_pairs() -> None:
+    with pytest.raises(InputError, match="each part must be a pair"):
+        merge([(torch.zeros(1, 2, 4, 8),)])
+    with pytest.raises(InputError, match="each part must be a pair"):
+        merge([torch.zeros(2, 2, 4, 8)])

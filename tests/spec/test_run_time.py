@@ -434,3 +434,35 @@ def test_keywords(mask: Any, data: dict, message: str) -> None:
     with pytest.raises(TypeError) as error:
         dense(mask, 8, 8, **data)
     assert str(error.value) == message
+
+
+# ---------------------------------------------------------------------- nothing given, too much given
+DOCUMENTS = {"all_of": ["causal", "documents"]}
+
+
+def test_no_document_at_all_sees_nothing() -> None:
+    assert not dense(DOCUMENTS, 4, 4, document_lengths=[]).any()
+    assert dense(DOCUMENTS, 4, 0, document_ids=[]).shape[-2:] == (4, 0)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens", "document_lengths", "document_ids"])
+def test_documents_of_no_batch_entry(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} must have at least one batch entry"):
+        dense(DOCUMENTS, 4, 4, **{name: torch.zeros(0, 4, dtype=torch.int32)})
+
+
+def test_lengths_whose_sum_would_wrap() -> None:
+    with pytest.raises(InputError, match="document_lengths must be at most"):
+        dense(DOCUMENTS, 4, 4, document_lengths=[2**62, 2**62, 2**62])
+
+
+def test_a_batch_of_none_has_no_mask() -> None:
+    assert dense({"all_of": ["causal", "key_padding"]}, 4, 4, kv_lengths=[]).shape == (0, 1, 4, 4)
+    prefix = {"any_of": ["causal", {"prefix": {"tokens": "runtime"}}]}
+    assert dense(prefix, 4, 4, prefix_lengths=[]).shape == (0, 1, 4, 4)
+
+
+def test_a_mask_that_no_memory_holds_is_refused_before_it_is_made() -> None:
+    with pytest.raises(InputError, match="is too large, .* rows="):
+        dense("causal", 2**30, 2**30)
+    assert dense("causal", 2**30, 64, rows=[5, 2**30 - 1]).shape == (1, 2, 64)
