@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gradient_judge import difference
 
 from sparsegen.bench.interleaved import in_turns
 from sparsegen.codegen import (
@@ -37,7 +38,6 @@ from sparsegen.schedule.transpose import transpose
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune.gradient_check import full_of_nan
-from sparsegen.tune.gradient_rows import GradientRows
 from sparsegen.tune.measure import Clock, Turns
 from sparsegen.tune.space import Space
 
@@ -46,7 +46,6 @@ SPILLED = 1024  # bytes; a configuration with more is not run
 LIMIT = (
     1e-2  # relative L2 of bf16 gradients, beyond which one is wrong; right ones have 2e-3 to 3e-3
 )
-CHECKED = (700, 933)  # ragged lengths, q_len != kv_len
 STORES = (f"{STORED}-{KEYS}", f"{STORED}-{QUERIES}")  # one pass has both
 WHOLE = dict.fromkeys((FUSED, *STORES), ("q", "k", "v"))
 GIVES = {QUERIES: ("q",), KEYS: ("k", "v"), **WHOLE}
@@ -244,32 +243,9 @@ class GradientContender:
         return min(best, key=lambda c: final[str(c)].us)
 
 
-class Samples:
-    """Some rows of each gradient in float64, from the inputs and from the OUT and LSE that the kernels are given."""
-
-    def __init__(self, pattern: Pattern, saved: Saved, scale: float, rows: Any, keys: Any):
-        import torch
-
-        self.rows = {"q": rows, "k": keys, "v": keys}
-        one = GradientRows(pattern, saved, scale, torch.float64)
-        self.values = {"q": one.queries(rows)} | dict(zip("kv", one.keys(keys)))
-
-    def difference(self, name: str, got: Any) -> float:
-        """Relative L2 error of a gradient on its rows; infinite where anything of it is NaN."""
-        if not got.isfinite().all():
-            return math.inf
-        return difference(got[:, :, self.rows[name]], self.values[name])
-
-
 def launcher(kernel: BackwardKernel, saved: Saved, call: Call, wanted: Sequence[str]) -> Launch:
     """A call of the fast variant on these tensors that returns the gradients; ``make`` as of ``BackwardKernel``."""
     return lambda make=None: kernel(saved, call, wanted, "fast", make)
-
-
-def difference(got: Any, want: Any) -> float:
-    """Relative L2."""
-    norm = want.double().norm()
-    return float((got.double() - want.double()).norm() / (norm if norm > 0 else 1.0))
 
 
 # ---- binaries on disk, found again by what they are made from ----
@@ -307,38 +283,3 @@ def useless(job: Job) -> str:
     if facts["shared_bytes"] > job.gpu.shared_bytes:
         return f"{facts['shared_bytes']} bytes of shared memory"
     return f"spills {facts['spill_bytes']} bytes" if facts["spill_bytes"] > SPILLED else ""
-
-
-def small(contender: GradientContender, forward: Kernel, kernel: BackwardKernel) -> str:
-    """What is wrong with all gradients on short ragged lengths, judged by float64 autograd of the reference; "" if nothing is."""
-    import torch
-
-    from sparsegen.spec.reference import reference
-    from sparsegen.tune.accept import within_tolerance
-    from sparsegen.tune.eager import eager_attention
-
-    texts = [forward.source, *kernel.sources.values()]
-    whole = math.lcm(*(p for source in texts for p in source.periods))
-    saved, call = contender.saved(*(-(-n // whole) * whole for n in CHECKED), forward)
-    got = kernel(saved, call, ("q", "k", "v"), "fast", full_of_nan)
-    pattern, given = contender.pattern, [t.double() for t in (saved.q, saved.k, saved.v)]
-
-    def wanted(attend: Any, tensors: Any, dout: Any) -> Any:
-        leaves = [t.detach().clone().requires_grad_() for t in tensors]
-        return torch.autograd.grad(attend(pattern, *leaves)[0], leaves, dout)
-
-    want = wanted(reference, given, saved.dout.double())
-    low = wanted(eager_attention, (saved.q, saved.k, saved.v), saved.dout)
-    for name, right, eager in zip("qkv", want, low):
-        verdict = within_tolerance(getattr(got, name), right, eager)
-        if not verdict:
-            return f"d{name}: {verdict.reason}"
-    return ""
-
-
-def repeats(launch: Launch) -> bool:
-    """Whether all gradients are the same to the bit a second time."""
-    import torch
-
-    one, two = launch(), launch()
-    return all(torch.equal(getattr(one, n), getattr(two, n)) for n in "qkv")

@@ -15,7 +15,8 @@ from typing import Any
 from sparsegen.codegen.backward_planner import QUERIES
 from sparsegen.launch import Job, compile_many
 from sparsegen.launch.module import write_modules
-from sparsegen.tune.gradient_target import GradientBench, GradientTarget
+from sparsegen.tune.gradient_bench import GradientBench
+from sparsegen.tune.gradient_target import GradientTarget
 
 VARIANT = "fast"
 

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from prepared import compile_preparing, prepared
-from recording_run import Plan, options, run
+from recording_binaries import Plan
+from recording_run import options, run
 from synthetic_grid import SyntheticGauge
 
 from sparsegen.errors import UnsupportedError

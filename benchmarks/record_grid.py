@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import argparse
 
-from recording_run import Plan, options, run
+from recording_binaries import Plan
+from recording_run import options, run
 from synthetic_grid import SyntheticGauge
 
 from sparsegen.spec.gpu import find_gpu

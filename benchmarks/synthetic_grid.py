@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from recording_run import Plan
+from recording_binaries import Plan
 
 from sparsegen.codegen import LaunchConfig
 from sparsegen.spec.problem import Problem

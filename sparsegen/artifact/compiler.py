@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparsegen.artifact.binaries import compiled
 from sparsegen.artifact.build import Progress, Request
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.key import ArtifactKey, installed
 from sparsegen.artifact.lengths import Built, bucket_of, by_lengths, decided_for
 from sparsegen.artifact.manifest import Bucket, Decision, level_at_least
+from sparsegen.artifact.refused import OnRecord, Refused, build_past, refused_by
 from sparsegen.artifact.rendering import (
     PATTERN,
     SCHEDULE,
@@ -36,8 +38,8 @@ from sparsegen.tune.schedules import (
 )
 
 if TYPE_CHECKING:
-    from sparsegen.codegen import KernelSource
-    from sparsegen.launch import Binary, Job
+    from sparsegen.codegen import KernelSource, Template
+    from sparsegen.launch import Binary
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.pattern import Pattern
     from sparsegen.tune.target import KernelTarget
@@ -61,6 +63,11 @@ class Choice:
     baseline_us: float | None = None
     measured: str = ""
     times_us: Mapping[str, float] = field(default_factory=dict)
+    on_record: bool = False  # looked up, and not the template's default
+
+    def given(self, part: str, spill_bytes: int | None) -> OnRecord | None:
+        """The same for ``artifact.binaries``; None where it is on no record."""
+        return OnRecord(part, self.label, self.config, spill_bytes) if self.on_record else None
 
 
 @dataclass(frozen=True)
@@ -108,14 +115,26 @@ class Compiler:
         if decision.tune != "off":
             known = {tuple(pair) for pair in decision.problem.get("lengths", ())}
             return len(asked) < 2 or all(r.problem.lengths[0] in known for r in asked)
-        now = [(self._looked_up(r), r.problem.lengths[0]) for r in asked]
+        refused = refused_by(artifact)
+        now = [(self._looked_up(r, refused), r.problem.lengths[0]) for r in asked]
         return all(decided_for(decision, pair) == (c.label, c.config) for c, pair in now)
 
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
-        """The pipeline: for every pair of lengths, as far as the decisions differ."""
+        """The pipeline, without what the compiler here refuses of ``tuned/``."""
+        if request.tune != "off":
+            return self._build(
+                request, [self._tuned(r, progress) for r in by_lengths(request)], directory
+            )
+
+        def attempt(refused: Refused) -> Decision:
+            choices = [self._looked_up(r, refused) for r in by_lengths(request)]
+            return self._build(request, choices, directory)
+
+        return build_past(attempt, directory)
+
+    def _build(self, request: Request, choices: list[Choice], directory: Path) -> Decision:
+        """Binaries for every pair of lengths, as far as the decisions differ."""
         made: dict[tuple[str, LaunchConfig], Built] = {}
-        asked = by_lengths(request)
-        choices = [self._choose(r, progress) for r in asked]
         for choice in choices:
             key = choice.label, choice.config
             if key not in made:
@@ -123,7 +142,7 @@ class Compiler:
                 made[key] = Built(folder, self._built(request, choice, directory / folder))
         buckets = [
             bucket_of(r, choice.label, choice.config, choice.how, made[choice.label, choice.config])
-            for r, choice in zip(asked, choices)
+            for r, choice in zip(by_lengths(request), choices)
         ]
         first = made[choices[0].label, choices[0].config]
         return _decision(request, choices[0], first, tuple(buckets) if len(made) > 1 else ())
@@ -132,21 +151,17 @@ class Compiler:
         """Binaries and texts of one decision."""
         schedule = schedule_of(request.pattern, request.problem, choice.label)
         source = rendered(request.pattern, schedule, request.problem, self.template)
-        binaries = self._compile(request, source, choice.config, directory)
+        binaries = self._compile(request, source, choice, directory)
         _write_texts(request.pattern, schedule, source, directory)
         return binaries
 
-    def _choose(self, request: Request, progress: Progress | None) -> Choice:
-        return self._looked_up(request) if request.tune == "off" else self._tuned(request, progress)
-
-    def _looked_up(self, request: Request) -> Choice:
+    def _looked_up(self, request: Request, refused: Refused | None = None) -> Choice:
+        """By the steps of ``tune.store.lookup``."""
         from sparsegen.codegen import load_template
-        from sparsegen.tune.store import lookup
 
         which = load_template(self.template)
         labels = labels_of(candidates_of(request.pattern, request.problem))
-        config, step = lookup(request.pattern, request.problem, request.gpu, which, labels)
-        return Choice(*split(config, labels), step, "off")
+        return looked_up(request, which, labels, (refused or {}).get(self.template, {}))
 
     def _tuned(self, request: Request, progress: Progress | None) -> Choice:
         from sparsegen.tune.target import KernelTarget
@@ -167,16 +182,36 @@ class Compiler:
         return choice_of(target, result, request)
 
     def _compile(
-        self, request: Request, source: KernelSource, config: LaunchConfig, directory: Path
+        self, request: Request, source: KernelSource, choice: Choice, directory: Path
     ) -> list[Binary]:
         """Each variant into a folder of its name."""
         from sparsegen.launch import Job, variants
+        from sparsegen.tune.candidates import Limits
 
+        names = variants(source, choice.config)
         jobs = {
-            variant: Job(source, config, variant, request.gpu, directory / variant)
-            for variant in variants(source, config)
+            variant: Job(source, choice.config, variant, request.gpu, directory / variant)
+            for variant in names
         }
-        return list(compiled(request, jobs, self.jobs).values())
+        # the first variant is what a tuning compiles and times
+        spilled = {names[0]: Limits.spill_bytes}
+        given = {name: choice.given(self.template, spilled.get(name)) for name in names}
+        return list(compiled(request, jobs, self.jobs, given).values())
+
+
+def looked_up(
+    request: Request,
+    template: Template,
+    labels: Sequence[str],
+    refused: Mapping[tuple[str, LaunchConfig], str],
+) -> Choice:
+    """What ``tuned/`` has for a kernel, without what the compiler refuses of it; see ``tune.store.lookup``."""
+    from sparsegen.tune.store import DEFAULT_STEP, lookup
+
+    given = request.pattern, request.problem, request.gpu, template, labels
+    config, step = lookup(*given, refused=refused)
+    on_record = not step.startswith(DEFAULT_STEP)
+    return Choice(*split(config, labels), step, "off", on_record=on_record)
 
 
 def choice_of(target: KernelTarget, result: TuneResult, request: Request) -> Choice:
@@ -190,28 +225,6 @@ def choice_of(target: KernelTarget, result: TuneResult, request: Request) -> Cho
         f"q_len, kv_len {request.problem.lengths[0]}{_kernels(result)}; study in {result.storage}",
         times_us(result.trials, target.labels),
     )
-
-
-def compiled(request: Request, jobs: Mapping[str, Job], workers: int | None) -> dict[str, Binary]:
-    """Binaries by the names of their jobs, made by processes that may crash without taking this one along.
-
-    CompileError where the compiler refuses one, or one needs more shared memory than the GPU type has.
-    """
-    from sparsegen.launch import CompileError, compile_many
-
-    out: dict[str, Binary] = {}
-    gpu = request.gpu
-    for label, outcome in zip(jobs, compile_many(list(jobs.values()), workers), strict=True):
-        name, binary = f"{request.pattern.name} ({label}) for {gpu.name}", outcome.binary
-        if binary is None:
-            raise CompileError(f"{name} does not compile: {outcome.error}")
-        if binary.shared_bytes > gpu.shared_bytes:  # would fail at its first launch
-            raise CompileError(
-                f"{name} needs {binary.shared_bytes} bytes of shared memory a program, "
-                f"{gpu.name} has {gpu.shared_bytes}; it was compiled with {outcome.job.config}"
-            )
-        out[label] = binary
-    return out
 
 
 def _kernels(result: TuneResult) -> str:

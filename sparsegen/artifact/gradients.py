@@ -9,34 +9,34 @@ the others stay, for calls that it does not take.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsegen.artifact.binaries import compiled
 from sparsegen.artifact.build import Progress, Request
-from sparsegen.artifact.compiler import Choice, Compiler, choice_of, compiled, studies
+from sparsegen.artifact.compiler import Choice, Compiler, choice_of, looked_up, studies
 from sparsegen.artifact.entry import Artifact
+from sparsegen.artifact.gradient_decision import decision_of
 from sparsegen.artifact.gradient_texts import (
     KERNELS,
     Both,
     both_of,
-    module_of,
     rendered,
     schedules_of,
     write_texts,
 )
 from sparsegen.artifact.key import ArtifactKey
-from sparsegen.artifact.manifest import LEVELS, Considered, Decision, Variant, level_at_least
-from sparsegen.artifact.rendering import SCHEDULE, considered
+from sparsegen.artifact.manifest import Decision, level_at_least
+from sparsegen.artifact.refused import OnRecord, Refused, build_past, refused_by
 from sparsegen.codegen.backward_planner import FUSED, KEYS, QUERIES
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import InputError, UnsupportedError
 from sparsegen.tune import gradient_designs as designs
-from sparsegen.tune.gradient_target import part_candidates
-from sparsegen.tune.schedules import labels_of, split
+from sparsegen.tune.gradient_target import SPILLED, part_candidates
+from sparsegen.tune.schedules import labels_of
 
 if TYPE_CHECKING:
-    from sparsegen.launch import Binary
     from sparsegen.spec.gpu import Gpu
     from sparsegen.spec.problem import Problem
 
@@ -100,29 +100,44 @@ class GradientCompiler:
             return False
         if decision.tune != "off":
             return True
-        now, _ = self._designed(request, self._looked_up(request))
+        refused = refused_by(artifact)
+        now, _ = self._designed(request, self._looked_up(request, refused), refused)
         both = self._both(request, now)
         kernels = self._kernels(request, both, now)
         return (decision.label, dict(decision.kernels)) == (both.label, kernels)
 
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
-        """Choose, render, compile."""
+        """Choose, render, compile, without what the compiler here refuses of ``tuned/``."""
+        if request.tune != "off":
+            return self._build(
+                request, *self._designed(request, self._tuned(request, progress)), directory
+            )
+
+        def attempt(refused: Refused) -> Decision:
+            found = self._looked_up(request, refused)
+            return self._build(request, *self._designed(request, found, refused), directory)
+
+        return build_past(attempt, directory)
+
+    def _build(
+        self, request: Request, chosen: dict[str, Choice], why: str, directory: Path
+    ) -> Decision:
+        """``why``: the design was chosen."""
         from sparsegen.launch import Job, variants
 
-        chosen, why = self._designed(request, self._choose(request, progress))
         both = self._both(request, chosen)
         sources = rendered(request.pattern, both, request.problem)
         kernels = self._kernels(request, both, chosen)
-        jobs = {
-            f"{name}/{variant}": Job(
-                source, kernels[name], variant, request.gpu, directory / name / variant
-            )
-            for name, source in sources.items()
-            for variant in variants(source, kernels[name])
-        }
-        binaries = compiled(request, jobs, self.jobs)
+        jobs, given = {}, {}
+        for name, source in sources.items():
+            names = variants(source, kernels[name])
+            for variant in names:
+                job, folder = f"{name}/{variant}", directory / name / variant
+                jobs[job] = Job(source, kernels[name], variant, request.gpu, folder)
+                given[job] = _given(name, kernels[name], chosen, timed=variant == names[0])
+        binaries = compiled(request, jobs, self.jobs, given)
         write_texts(request.pattern, both, sources, directory)
-        return _decision(request, both, chosen, kernels, binaries, why)
+        return decision_of(request, both, chosen, kernels, binaries, why)
 
     def _both(self, request: Request, chosen: Mapping[str, Choice]) -> Both:
         given = request.pattern, request.problem
@@ -147,7 +162,7 @@ class GradientCompiler:
         return designs.parts(request.pattern, request.problem, request.gpu, self.deterministic)
 
     def _designed(
-        self, request: Request, chosen: dict[str, Choice]
+        self, request: Request, chosen: dict[str, Choice], refused: Refused | None = None
     ) -> tuple[dict[str, Choice], str]:
         """The kernels of the design that is taken, and why; "" where only the split one is allowed."""
         if self.stored:
@@ -160,8 +175,13 @@ class GradientCompiler:
             return chosen, f"split, {why}"
         times = {part: c.time_us for part, c in chosen.items()}
         if all(c.level == "off" for c in chosen.values()):
-            times = {part: self._recorded(request, part) for part in chosen}
+            # the time on record is that of what was refused
+            times = {
+                p: None if (refused or {}).get(p) else self._recorded(request, p) for p in chosen
+            }
         fused, why = designs.fused_is_chosen(times, request.problem)
+        if not fused and (refused or {}).get(FUSED):
+            why = f"{why}; fused: {chosen[FUSED].how}"
         return {part: c for part, c in chosen.items() if fused or part != FUSED}, why
 
     def _recorded(self, request: Request, part: str) -> float | None:
@@ -170,20 +190,15 @@ class GradientCompiler:
         name = gradient_template(part).name
         return designs.recorded_us(request.pattern, request.problem, request.gpu, name)
 
-    def _choose(self, request: Request, progress: Progress | None) -> dict[str, Choice]:
-        return self._looked_up(request) if request.tune == "off" else self._tuned(request, progress)
-
-    def _looked_up(self, request: Request) -> dict[str, Choice]:
+    def _looked_up(self, request: Request, refused: Refused | None = None) -> dict[str, Choice]:
         """Schedule and configuration of each part by the steps of ``tune.store.lookup``."""
         from sparsegen.codegen.gradient_template import gradient_template
-        from sparsegen.tune.store import lookup
 
         out = {}
         for part in self._parts(request):
             labels = labels_of(part_candidates(request.pattern, request.problem, part))
-            which = gradient_template(part)
-            config, step = lookup(request.pattern, request.problem, request.gpu, which, labels)
-            out[part] = Choice(*split(config, labels), step, "off")
+            of_part = (refused or {}).get(part, {})
+            out[part] = looked_up(request, gradient_template(part), labels, of_part)
         return out
 
     def _tuned(self, request: Request, progress: Progress | None) -> dict[str, Choice]:
@@ -217,6 +232,19 @@ def _named(part: str, progress: Progress | None) -> Callable[[Any], None]:
     return tell
 
 
+def _given(
+    name: str, config: LaunchConfig, chosen: Mapping[str, Choice], *, timed: bool
+) -> OnRecord | None:
+    """What is on record for a kernel: that of its part, unless it has a default.
+
+    ``timed``: the variant is the one that a tuning times.  Kernels that give dK or dV alone it does not even compile.
+    """
+    part = name if name in designs.STORES or name == FUSED else KERNELS[name][0]
+    if part not in chosen or config != chosen[part].config:
+        return None
+    return chosen[part].given(part, SPILLED if timed and name == part else None)
+
+
 def _kernels(chosen: Mapping[str, Choice], problem: Problem, gpu: Gpu) -> dict[str, LaunchConfig]:
     """The configuration of every kernel by name: that of its part, where it fits.
 
@@ -235,78 +263,3 @@ def _kernels(chosen: Mapping[str, Choice], problem: Problem, gpu: Gpu) -> dict[s
             raise UnsupportedError(f"no configuration of the gradient kernels fits: {why}")
         out[name] = config
     return out | ({FUSED: chosen[FUSED].config} if FUSED in chosen else {})
-
-
-def _decision(
-    request: Request,
-    both: Both,
-    chosen: Mapping[str, Choice],
-    kernels: Mapping[str, LaunchConfig],
-    binaries: Mapping[str, Binary],
-    why: str,
-) -> Decision:
-    """``why``: the design was chosen, "" where there was no choice."""
-    candidates, predicted_for = _predicted(both)
-    timed = [c for part, c in chosen.items() if FUSED not in chosen or part == FUSED]
-    steps = {c.how for c in chosen.values()}
-    said = "; ".join(f"{part}: {c.how}" for part, c in chosen.items())
-    first, *others = chosen.values()
-    return Decision(
-        label=both.label,
-        candidates=candidates,
-        predicted_for=predicted_for,
-        config=first.config,
-        kernels=kernels,
-        chosen_by=(first.how if len(steps) == 1 else said) + (f"; design: {why}" if why else ""),
-        # the lower of the two: a study that was kept out reached nothing
-        tune=min((c.level for c in chosen.values()), key=LEVELS.index),
-        variants=tuple(
-            Variant(
-                name=name,
-                guard=_guard(kernel := name.split("/")[0], b.variant, kernels[kernel]),
-                registers=b.registers,
-                spill_bytes=b.spill_bytes,
-                shared_bytes=b.shared_bytes,
-                files=tuple(f"{name}/{file}" for file in b.files),
-            )
-            for name, b in binaries.items()
-        ),
-        schedule=SCHEDULE,
-        source=module_of(QUERIES),
-        problem={f.name: getattr(request.problem, f.name) for f in fields(request.problem)},
-        time_us=_total(c.time_us for c in timed),
-        baseline_us=_total(c.baseline_us for c in timed),
-        measured="; ".join(f"{part}: {c.measured}" for part, c in chosen.items() if c.measured),
-    )
-
-
-def _total(times: Iterable[float | None]) -> float | None:
-    """The parts that give all gradients, each with the launch that prepares; None where one was not measured."""
-    found = list(times)
-    known = [t for t in found if t is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
-def _guard(name: str, variant: str, config: LaunchConfig) -> str:
-    """When a variant of a kernel may be launched; descriptors are the warp-specialised kernel's alone."""
-    from sparsegen.launch import signature as sig
-    from sparsegen.launch.backward_boxes import FUSED_GUARD, GUARD, STORED_GUARD
-    from sparsegen.launch.kernel import VARIANT_GUARDS
-
-    plain = VARIANT_GUARDS[sig.POINTERS if variant == sig.FAST else variant]
-    if variant != sig.FAST or not sig.by_boxes(config):
-        return plain
-    if name == FUSED:
-        return f"{plain}; {FUSED_GUARD}"
-    if name in designs.STORES:
-        return f"{plain}; {STORED_GUARD}"
-    return f"{plain}; with descriptors also {GUARD}"
-
-
-def _predicted(both: Both) -> tuple[tuple[Considered, ...], str]:
-    """What the schedules were chosen by: the time of a forward pass over each, added up."""
-    used = (both.queries, both.keys) if both.fused is None else (both.fused,)
-    found = [considered((one,), {}) for one in used]
-    total = round(sum(one.predicted_ms for (one,), _ in found), 4)
-    listed = (Considered(both.label, total, None),)
-    return listed, f"a forward pass over each schedule, {found[0][1]}"

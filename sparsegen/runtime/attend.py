@@ -1,20 +1,18 @@
-"""The callable that users hold: checks a call, fills in defaults, launches.
+"""The callable that users hold, around a compiled kernel: checks a call, fills in defaults, launches.
 
-``Attend`` wraps a compiled kernel, ``ReferenceAttend`` the float64 reference under the same signature.
+``ReferenceAttend`` (``runtime.reference``) is the float64 reference under the same signature.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.errors import InputError, SpecError
+from sparsegen.errors import InputError
 from sparsegen.launch.capture import refuse_capture
 from sparsegen.launch.kernel import VARIANT_GUARDS, Call, Kernel, Launch
-from sparsegen.launch.tables import random_table
 from sparsegen.runtime import backward as operators
 from sparsegen.runtime.checks import (
     beyond_proof,
@@ -27,16 +25,19 @@ from sparsegen.runtime.checks import (
     check_starts,
     check_tensors,
 )
+from sparsegen.runtime.problems import described, dims_of, problem_of, reaching
+from sparsegen.runtime.reference import ReferenceAttend
+from sparsegen.runtime.tables import TABLES_KEPT, Tables
 from sparsegen.runtime.traced import Traced
 from sparsegen.runtime.training import Backward, Training, wants_gradient
-from sparsegen.spec.fields import LIMIT
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
 if TYPE_CHECKING:
     import torch
 
-TABLES_KEPT = 32  # random_blocks tables, one per pair of lengths
+__all__ = ["LAYOUTS_KEPT", "Attend", "ReferenceAttend"]
+
 LAYOUTS_KEPT = 1024  # shapes that were checked; decoding meets a new one every step
 
 
@@ -59,10 +60,10 @@ class Attend:
         """
         self.pattern, self.problem, self.kernel = pattern, problem, kernel
         self._rebuild = rebuild
-        self._kernels: dict[tuple[Any, ...], Kernel] = {_dims(problem): kernel}
+        self._kernels: dict[tuple[Any, ...], Kernel] = {dims_of(problem): kernel}
         self._checked: dict[Any, tuple[Kernel, float]] = {}
         self._ready: dict[Any, Launch] = {}  # layouts of plain calls, checked and prepared
-        self._tables: OrderedDict[Any, Any] = OrderedDict()
+        self._tables = Tables()
         self.on_grid = any(node.grid() is not None for _, node in pattern.nodes())
         self._training, self._traced = Training(self, gradients), Traced(self)
         self._traced.add_forward(problem, kernel)
@@ -160,26 +161,7 @@ class Attend:
                 partial=partial,
                 variant=variant,
             )
-        key = (
-            q.shape,
-            k.shape,
-            v.shape,
-            q.dtype,
-            k.dtype,
-            v.dtype,
-            q.device,
-            k.device,
-            v.device,
-            q.stride(3) if q.dim() == 4 else None,
-            k.stride()[-1:],
-            v.stride()[-1:],
-        )
-        found = self._checked.get(key)
-        if found is None:
-            if len(self._checked) >= LAYOUTS_KEPT:
-                self._checked.clear()
-            found = self._checked[key] = self._check(q, k, v)
-        kernel, scale = found
+        kernel, scale = self._checked_layout(q, k, v)
         check_features(self.pattern, alibi_slopes, sink_logits, null_key)
         if alibi_slopes is not None or sink_logits is not None or null_key is not None:
             check_extras(q, k, v, alibi_slopes, sink_logits, null_key)
@@ -206,9 +188,7 @@ class Attend:
             sink_logits=sink_logits,
             null_key=null_key,
             joins=int(not partial),
-            tables=self._random_blocks(kernel, q, k, first, relative)
-            if kernel.source.tables
-            else (),
+            tables=self._random_blocks(kernel, q, k, first, relative),
         )
         if kernel.source.max_position is not None and beyond_proof(
             kernel.source, q.shape[2], k.shape[2], call
@@ -228,6 +208,29 @@ class Attend:
 
     # ---- checks, once per layout ----
 
+    def _checked_layout(self, q: Any, k: Any, v: Any) -> tuple[Kernel, float]:
+        """The kernel for these tensors, and the scale of its scores."""
+        key = (
+            q.shape,
+            k.shape,
+            v.shape,
+            q.dtype,
+            k.dtype,
+            v.dtype,
+            q.device,
+            k.device,
+            v.device,
+            q.stride(3) if q.dim() == 4 else None,
+            k.stride()[-1:],
+            v.stride()[-1:],
+        )
+        found = self._checked.get(key)
+        if found is None:
+            if len(self._checked) >= LAYOUTS_KEPT:
+                self._checked.clear()
+            found = self._checked[key] = self._check(q, k, v)
+        return found
+
     def _check(self, q: Any, k: Any, v: Any) -> tuple[Kernel, float]:
         check_tensors(q, k, v)
         check_device(q)
@@ -237,15 +240,15 @@ class Attend:
 
     def kernel_of(self, problem: Problem) -> Kernel:
         """The kernel for these dims: the one at hand, or built now where this callable may build."""
-        kernel = self._kernels.get(_dims(problem))
+        kernel = self._kernels.get(dims_of(problem))
         if kernel is None:
             if self._rebuild is None:
                 raise InputError(
-                    f"this artifact was built for {_describe(self.problem)}, the tensors are {_describe(problem)}; "
+                    f"this artifact was built for {described(self.problem)}, the tensors are {described(problem)}; "
                     "build it with sparsegen.compile or `sparsegen warm`"
                 )
-            refuse_capture(f"no kernel is built for {_describe(problem)}")
-            kernel = self._kernels[_dims(problem)] = self._rebuild(problem)
+            refuse_capture(f"no kernel is built for {described(problem)}")
+            kernel = self._kernels[dims_of(problem)] = self._rebuild(problem)
             self._traced.add_forward(problem, kernel)
         return kernel
 
@@ -262,7 +265,7 @@ class Attend:
             )
         asked = reaching(problem_of(self.problem, q, k, v), q.shape[2], k.shape[2])
         refuse_capture(f"the kernel is proven for {why}")
-        rebuilt = self._kernels[_dims(asked)] = self._rebuild(asked)
+        rebuilt = self._kernels[dims_of(asked)] = self._rebuild(asked)
         self._traced.add_forward(asked, rebuilt)
         self._checked.clear()
         self._ready.clear()
@@ -275,60 +278,13 @@ class Attend:
     def _random_blocks(
         self, kernel: Kernel, q: Any, k: Any, first: int, relative: int
     ) -> list[tuple[Any, int]]:
-        """Tables for these lengths, made on first use: int32 [block rows, per_row] on the device."""
-        import torch
-
-        q_first = first + (k.shape[2] - q.shape[2] if relative else 0)
-        out = []
-        for table in kernel.source.tables:
-            key = (table.term, q_first, q.shape[2], k.shape[2], q.device)
-            made = self._tables.get(key)
-            if made is None:
-                if q.is_cuda and torch.cuda.is_current_stream_capturing():
-                    raise InputError(
-                        "random_blocks meets these lengths for the first time inside a CUDA graph capture; call once before"
-                    )
-                made = self._tables[key] = random_table(
-                    table, q_first, q.shape[2], k.shape[2], q.device
-                )
-                if len(self._tables) > TABLES_KEPT:
-                    self._tables.popitem(last=False)
-            out.append(made)
-        return out
-
-
-class ReferenceAttend:
-    """The float64 reference under the signature of ``Attend``; differentiable, on any device, O(S²) memory."""
-
-    def __init__(self, pattern: Pattern):
-        self.pattern = pattern
-
-    def __repr__(self) -> str:
-        return f"<sparsegen.ReferenceAttend {self.pattern.name!r}>"
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        return_lse: bool = False,
-        **runtime: Any,
-    ) -> Any:
-        """As ``Attend`` (but for ``variant``), and with the run-time keywords of every node of the language."""
-        from sparsegen.spec.reference import DTYPES, reference
-
-        for name in ("scale", "rows"):  # of ``reference`` and not of a call
-            if name in runtime:
-                raise TypeError(f"{self.pattern.name}: unknown keyword {name!r}")
-        check_tensors(q, k, v, DTYPES)
-        result, lse = reference(self.pattern, q, k, v, **runtime)
-        result = result.to(q.dtype)
-        if out is not None:
-            check_out(q, v, out)
-            result = out.copy_(result)
-        return (result, lse.float()) if return_lse else result
+        """The tables of these lengths."""
+        q_len, kv_len = q.shape[2], k.shape[2]
+        q_first = first + (kv_len - q_len if relative else 0)
+        return [
+            self._tables.of(table, q_first, q_len, kv_len, q.device)
+            for table in kernel.source.tables
+        ]
 
 
 def _layout(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
@@ -356,35 +312,3 @@ def _outputs(q: Any, v: Any, out: Any) -> tuple[Any, Any]:
         return made, lse
     check_out(q, v, out)
     return out, lse
-
-
-def problem_of(like: Problem, q: Any, k: Any, v: Any) -> Problem:
-    """The problem of a call: its dims and dtype, the lengths of the problem that was asked for."""
-    try:
-        return replace(
-            like,
-            head_dim=q.shape[3],
-            value_dim=v.shape[3],
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            dtype=str(q.dtype).removeprefix("torch."),
-        )
-    except SpecError as error:
-        mistake = error.mistakes[0]
-        raise InputError(
-            f"no kernel takes these tensors: {mistake.path} {mistake.message}"
-        ) from None
-
-
-def reaching(problem: Problem, q_len: int, kv_len: int) -> Problem:
-    """The same for calls of every length, these ones first."""
-    return replace(problem, lengths=((max(1, q_len), max(1, kv_len)), (LIMIT, LIMIT)))
-
-
-def _dims(problem: Problem) -> tuple[Any, ...]:
-    return problem.head_dim, problem.value_dim, problem.heads, problem.kv_heads, problem.dtype
-
-
-def _describe(problem: Problem) -> str:
-    value = "" if problem.value_dim == problem.head_dim else f", value_dim {problem.value_dim}"
-    return f"{problem.dtype}, head_dim {problem.head_dim}{value}, heads {problem.heads}:{problem.kv_heads}"

@@ -16,14 +16,13 @@ from sparsegen.launch.backward import Gradients, Saved
 from sparsegen.launch.backward_kernel import arguments_of
 from sparsegen.launch.capture import capturing
 from sparsegen.launch.kernel import Call, Kernel
-from sparsegen.launch.tables import random_table
+from sparsegen.runtime.tables import Tables
 
 if TYPE_CHECKING:
     import torch
 
     from sparsegen.codegen.plan import Table
 
-TABLES_KEPT = 32
 LAUNCHES_KEPT = 64  # prepared forward launches of one engine
 
 
@@ -64,7 +63,7 @@ class Engine:
 
 
 _ENGINES: dict[str, Engine] = {}
-_TABLES: dict[Any, Any] = {}
+_TABLES = Tables()
 
 
 def register(name: str, engine: Engine) -> None:
@@ -295,22 +294,6 @@ def _call(
         sink_logits=sink_logits,
         null_key=None if null_k is None else (null_k, null_v),
         joins=joins,
-        tables=[_table(t, first, q_len, kv_len, q.device) for t in found.tables],
+        tables=[_TABLES.of(t, first, q_len, kv_len, q.device) for t in found.tables],
     )
     return found, call
-
-
-def _table(table: Table, first: int, q_len: int, kv_len: int, device: Any) -> Any:
-    """A random_blocks table of a call, kept for the next one of these lengths."""
-    import torch
-
-    key = table.term, first, q_len, kv_len, device
-    if key not in _TABLES:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise InputError(
-                "random_blocks meets these lengths for the first time inside a CUDA graph capture; call once before"
-            )
-        if len(_TABLES) >= TABLES_KEPT:
-            _TABLES.clear()
-        _TABLES[key] = random_table(table, first, q_len, kv_len, device)
-    return _TABLES[key]

@@ -5,7 +5,6 @@ Without ``torch.compile`` such a call launches its kernel at once (``runtime.att
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparsegen.errors import UnsupportedError
@@ -27,20 +26,9 @@ class Traced(Training):
 
     def add_forward(self, problem: Problem, kernel: Kernel) -> None:
         """Register the forward kernel of a problem; it takes the place of an older one of these dims."""
-        import torch
-
         scale, source = self._attend.pattern.scale, kernel.source
-        made = Trainable(
-            engine=engine_name(kernel, {}, {}),
-            head_dim=problem.head_dim,
-            value_dim=problem.value_dim,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            dtype=getattr(torch, problem.dtype),
-            scale=1.0 / math.sqrt(problem.head_dim) if scale is None else float(scale),
-            tables=bool(source.tables),
-            proofs=() if source.max_position is None else (source,),
-        )
+        engine = engine_name(kernel, {}, {})
+        made = Trainable.of(engine, problem, scale, source.tables, (source,))
         operators.register(made.engine, operators.Engine(kernel, None, tuple(source.tables)))
         self._made.insert(0, made)  # the newest fits first
 

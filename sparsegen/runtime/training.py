@@ -25,9 +25,10 @@ from sparsegen.runtime.checks import (
     check_starts,
     check_tensors,
 )
+from sparsegen.runtime.problems import problem_of, reaching
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     import torch
 
@@ -66,6 +67,30 @@ class Trainable:
     tables: bool
     proofs: tuple[KernelSource, ...]
 
+    @classmethod
+    def of(
+        cls,
+        engine: str,
+        problem: Problem,
+        scale: float | None,
+        tables: Sequence[Any],
+        sources: Sequence[KernelSource],
+    ) -> Trainable:
+        """For the dims of a problem; ``scale`` of the pattern, ``sources``: those of all kernels."""
+        import torch
+
+        return cls(
+            engine=engine,
+            head_dim=problem.head_dim,
+            value_dim=problem.value_dim,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            dtype=getattr(torch, problem.dtype),
+            scale=1.0 / math.sqrt(problem.head_dim) if scale is None else float(scale),
+            tables=bool(tables),
+            proofs=tuple(s for s in sources if s.max_position is not None),
+        )
+
     def fits(self, q: Any, k: Any, v: Any) -> bool:
         """Whether these tensors have its dims."""
         return (
@@ -87,22 +112,11 @@ class Training:
 
     def add(self, problem: Problem, forward: Kernel, backward: Backward) -> Trainable:
         """Register kernels for the dims of a problem; they take the place of older ones."""
-        import torch
-
         from sparsegen.codegen.backward import QUERIES
 
         source, scale = backward.sources[QUERIES], self._attend.pattern.scale
-        made = Trainable(
-            engine=engine_name(forward, backward.sources, backward.configs),
-            head_dim=problem.head_dim,
-            value_dim=problem.value_dim,
-            heads=problem.heads,
-            kv_heads=problem.kv_heads,
-            dtype=getattr(torch, problem.dtype),
-            scale=1.0 / math.sqrt(problem.head_dim) if scale is None else float(scale),
-            tables=bool(source.tables),
-            proofs=tuple(s for s in (forward.source, source) if s.max_position is not None),
-        )
+        engine = engine_name(forward, backward.sources, backward.configs)
+        made = Trainable.of(engine, problem, scale, source.tables, (forward.source, source))
         operators.register(made.engine, operators.Engine(forward, backward, source.tables))
         same = lambda t: replace(t, engine="", proofs=()) == replace(made, engine="", proofs=())
         self._made = [made, *(t for t in self._made if not same(t))]
@@ -182,8 +196,6 @@ class Training:
 
     def _any_length(self, q: Any, k: Any, v: Any, call: Call) -> Trainable:
         """Kernels of both directions whose proofs hold for every position."""
-        from sparsegen.runtime.attend import reaching
-
         problem = self._problem(q, k, v)
         forward = self._attend.kernel_of(problem)
         if beyond_proof(forward.source, q.shape[2], k.shape[2], call):
@@ -193,8 +205,6 @@ class Training:
 
     def _problem(self, q: Any, k: Any, v: Any) -> Problem:
         import torch
-
-        from sparsegen.runtime.attend import problem_of
 
         if torch.compiler.is_compiling():
             raise UnsupportedError(

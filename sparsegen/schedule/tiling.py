@@ -130,6 +130,33 @@ def _segment(
     whole = Span("whole", row_lower, row_upper, (*rest, *_merged((*below, *above)), *clauses))
     head = Span("head", row_lower, False, (*below, *clauses)) if has_head else None
     tail = Span("tail", False, row_upper, (*above, *clauses))
+    return _made(
+        branch,
+        axes,
+        row,
+        tile,
+        None if proofs is None else full,
+        rows=box.rows,
+        proofs=proofs or (),
+        spans=(whole,) if proofs is None else _spans(head, tail, whole),
+        inner=box.inner,
+    )
+
+
+def _made(
+    branch: Branch,
+    axes: Axes,
+    row: Ends,
+    tile: Ends,
+    full: Ends | None,
+    *,
+    rows: Iterable[Conjunct],
+    spans: tuple[Span, ...],
+    proofs: tuple[tuple[Lin, ...], ...] = (),
+    inner: tuple[Ends, ...] = (),
+    table: TableWalk | None = None,
+) -> Segment:
+    """The segment between these ends, unnamed; ``rows``: what the branch says of rows alone."""
     return Segment(
         name="",
         branch=branch,
@@ -138,13 +165,14 @@ def _segment(
         row_hi=row[1],
         tile_lo=tile[0],
         tile_hi=tile[1],
-        live=live(axes, box.rows),
-        full_lo=None if proofs is None or full is None else full[0],
-        full_hi=None if proofs is None or full is None else full[1],
-        guards=proofs or (),
-        spans=(whole,) if proofs is None else _spans(head, tail, whole),
-        inner=box.inner,
-        width=constant_width(axes, *tile, box.inner),
+        live=live(axes, rows),
+        full_lo=None if full is None else full[0],
+        full_hi=None if full is None else full[1],
+        guards=proofs,
+        spans=spans,
+        inner=inner,
+        width=constant_width(axes, *tile, inner) if table is None else None,
+        table=table,
     )
 
 
@@ -207,21 +235,16 @@ def _close_hull(branch: Branch, axes: Axes, every: list[Box]) -> Segment:
     whole = Span("whole", False, row_upper, (*_merged((*below, *above)), *tests))
     head = Span("head", False, False, (*below, *tests))
     tail = Span("tail", False, row_upper, (*above, *tests))
-    return Segment(
-        name="",
-        branch=branch,
-        tiling=axes.tiling,
-        row_lo=row[0],
-        row_hi=row[1],
-        tile_lo=tile[0],
-        tile_hi=tile[1],
-        live=live(axes, _row_hull(every)),
-        full_lo=None if full is None else full[0],
-        full_hi=None if full is None else full[1],
-        guards=proofs,
+    return _made(
+        branch,
+        axes,
+        row,
+        tile,
+        full,
+        rows=_row_hull(every),
+        proofs=proofs,
         spans=(whole,) if full is None else _spans(head, tail, whole),
         inner=inner,
-        width=constant_width(axes, *tile, inner),
     )
 
 
@@ -264,21 +287,7 @@ def _walk(branch: Branch, axes: Axes, box: Box, walk: TableWalk) -> Segment:
     tests: tuple[Test, ...] = tuple(c.test() for c in (*box.rows, *box.tests))
     # Blocks lie where the table says: both ends of the keys are tested, the first key too.
     whole = Span("whole", True, True, (*tests, *_clauses(branch, axes)))
-    return Segment(
-        name="",
-        branch=branch,
-        tiling=axes.tiling,
-        row_lo=row[0],
-        row_hi=row[1],
-        tile_lo=tile[0],
-        tile_hi=tile[1],
-        live=live(axes, box.rows),
-        full_lo=None,
-        full_hi=None,
-        guards=(),
-        spans=(whole,),
-        table=walk,
-    )
+    return _made(branch, axes, row, tile, None, rows=box.rows, spans=(whole,), table=walk)
 
 
 def _row_hull(every: list[Box]) -> Iterator[Conjunct]:

@@ -16,9 +16,9 @@ import numpy as np
 
 from sparsegen.schedule import cost
 from sparsegen.schedule.branches import Branch, walked_term
-from sparsegen.schedule.cost import Call, Load
 from sparsegen.schedule.formula import Cube
 from sparsegen.schedule.heavy import few_rows, hulls
+from sparsegen.schedule.loads import Call, Load
 from sparsegen.schedule.machine import Machine, Sizes
 from sparsegen.schedule.shapes import (
     MOST_BOX,

@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparsegen.codegen.backward_planner import FUSED, KEYS, OUTPUTS, QUERIES
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import UnsupportedError
 from sparsegen.tune.candidates import Limits
-from sparsegen.tune.check import sampled_rows, small_lengths
-from sparsegen.tune.gradient_check import GradientCase, check_gradients, long_case, short_case
-from sparsegen.tune.measure import CudaClock
 from sparsegen.tune.schedules import candidates_of, joined
 from sparsegen.tune.space import Space
-from sparsegen.tune.target import KernelTarget, open_device, up_to
+from sparsegen.tune.target import KernelTarget
 
 if TYPE_CHECKING:
     from sparsegen.codegen import KernelSource
     from sparsegen.codegen.backward import BackwardSource
     from sparsegen.codegen.gradient_template import GradientTemplate
-    from sparsegen.launch.backward import Gradients
-    from sparsegen.launch.backward_kernel import BackwardKernel
     from sparsegen.schedule.search import Candidate
     from sparsegen.schedule.transpose import Transposed
     from sparsegen.schedule.tree import Schedule
     from sparsegen.spec.gpu import Gpu
     from sparsegen.spec.pattern import Pattern
     from sparsegen.spec.problem import Problem
+    from sparsegen.tune.gradient_bench import GradientBench
 
 # gradients of a part
 GIVES = {QUERIES: ("q",), KEYS: ("k", "v"), FUSED: ("q", "k", "v")}
@@ -174,147 +168,6 @@ class GradientTarget(KernelTarget):
         Raises:
             ToolchainError: there is no GPU here, or another one than the target's.
         """
+        from sparsegen.tune.gradient_bench import GradientBench
+
         return GradientBench(self)
-
-
-class GradientBench:
-    """Inputs of the timed problem on the GPU, in the worker process.
-
-    The first launch of a pass is one of the kernel of queries: for a candidate of keys that one is compiled here, in its
-    default configuration.
-    """
-
-    def __init__(self, target: GradientTarget) -> None:
-        import torch
-
-        self.target = target
-        open_device(target)
-        self.clock = CudaClock(target.gpu.l2_bytes)
-        self.generator = torch.Generator("cuda").manual_seed(0)
-        self.case = long_case(
-            target.pattern, target.problem, target.q_len, target.kv_len, "cuda", self.generator
-        )
-        self.before: dict[str, Any] = {} if target.part == QUERIES else self._prepares()
-
-    def _prepares(self) -> dict[str, Any]:
-        from sparsegen.launch import compile_kernel
-        from sparsegen.launch.module import write_modules
-
-        t = self.target
-        other = GradientTarget.for_part(t.pattern, t.problem, t.gpu, QUERIES)
-        source, config = other.parts(other.default)
-        folder = Path(tempfile.mkdtemp(prefix="sparsegen-prepare-"))
-        compile_kernel(source, config, "fast", t.gpu, folder / "fast")
-        return {
-            "source": source,
-            "config": config,
-            "module": write_modules(folder, source),
-            "directories": {"fast": folder / "fast"},
-        }
-
-    def load(self, config: LaunchConfig, folder: Path) -> GradientCandidate:
-        """See ``Bench``."""
-        return GradientCandidate(self, config, folder)
-
-    def short(self) -> list[GradientCase]:
-        """New short inputs of ragged lengths, every gradient of which is compared."""
-        target, whole = self.target, self.target.whole
-        return [
-            short_case(
-                target.pattern,
-                target.problem,
-                up_to(q_len, whole),
-                up_to(kv_len, whole),
-                "cuda",
-                self.generator,
-                size,
-                batch=2,
-            )
-            for q_len, kv_len, size in small_lengths(target.q_len, target.kv_len)
-        ]
-
-    def refresh(self) -> GradientCase:
-        """The timed problem's tensors with new random values, and rows of it to compare."""
-        import torch
-
-        saved, target = self.case.saved, self.target
-        for tensor in (saved.q, saved.k, saved.v, saved.dout):
-            tensor.normal_(generator=self.generator)
-        length = {QUERIES: target.q_len, KEYS: target.kv_len}.get(
-            target.part, min(target.q_len, target.kv_len)
-        )
-        rows = sampled_rows(length, self.generator)
-        rows = torch.arange(length, device="cuda") if rows is None else rows
-        return GradientCase(saved, self.case.keywords, rows)
-
-
-class GradientCandidate:
-    """One loaded configuration of one part."""
-
-    def __init__(self, bench: GradientBench, config: LaunchConfig, folder: Path) -> None:
-        from sparsegen.launch.module import write_modules
-
-        self._bench, target = bench, bench.target
-        source, plain = target.parts(config)
-        names = target.timed(source, plain)
-        found = {
-            "source": source,
-            "config": plain,
-            "module": write_modules(folder, source),
-            "directories": {name: folder / name for name in names},
-        }
-        self._kernel = kernel_of(*([bench.before] if bench.before else []), found)
-        self._tables: Any = source.tables
-        self._calls: dict[tuple[int, int], Any] = {}
-
-    def check(self) -> str:
-        """Short ragged inputs, then rows of what is timed."""
-        target = self._bench.target
-        for case in (*self._bench.short(), self._bench.refresh()):
-            if wrong := check_gradients(self._run, case, target.pattern, GIVES[target.part]):
-                return wrong
-        return ""
-
-    def launch(self) -> None:
-        """One pass for this part on the bench's tensors; the kernel prepares it once."""
-        case = self._bench.case
-        self._run(case.saved, case.keywords, None)
-
-    def _run(self, saved: Any, keywords: Mapping[str, Any], make: Any) -> Gradients:
-        call = self._call(saved.q.shape[2], saved.k.shape[2], keywords)
-        return self._kernel(saved, call, GIVES[self._bench.target.part], None, make)
-
-    def _call(self, q_len: int, kv_len: int, keywords: Mapping[str, Any]) -> Any:
-        """The run-time arguments for these lengths, kept."""
-        from sparsegen.launch import Call
-        from sparsegen.launch.tables import random_table
-
-        target = self._bench.target
-        same = self._calls.get((q_len, kv_len))
-        if same is not None and same[0] is keywords:
-            return same[1]
-        relative = int(target.pattern.align == "bottom_right")
-        first = kv_len - q_len if relative else 0
-        scale = target.pattern.scale
-        call = Call(
-            relative=relative,
-            scale=1.0 / math.sqrt(target.problem.head_dim) if scale is None else scale,
-            tables=[random_table(t, first, q_len, kv_len, "cuda") for t in self._tables],
-            **keywords,
-        )
-        self._calls[q_len, kv_len] = (keywords, call)
-        return call
-
-
-def kernel_of(*given: Mapping[str, Any]) -> BackwardKernel:
-    """Parts of a backward pass as one callable; each: its source, config, module and directories."""
-    from sparsegen.launch.backward_kernel import BackwardKernel
-
-    named: dict[str, Mapping[str, Any]] = {_source(g).name: g for g in given}
-    pick = lambda what: {name: g[what] for name, g in named.items()}
-    return BackwardKernel(pick("source"), pick("config"), pick("module"), pick("directories"))
-
-
-def _source(given: Mapping[str, Any]) -> BackwardSource:
-    found: BackwardSource = given["source"]
-    return found

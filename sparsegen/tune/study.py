@@ -1,15 +1,13 @@
 """The record of a tuning: an Optuna study that several processes may fill, and that goes on after any kill.
 
-States: COMPLETE = measured and right.  PRUNED = compiled, and not worth the GPU (does not fit, spills).  FAIL =
-crashed, hung, wrong, or left behind by a process that died.  A configuration with an outcome is never tried again;
-one that was left behind is, once.
+Its rows are ``trials``: a configuration with an outcome is never tried again; one that was left behind is, once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,41 +18,14 @@ from sparsegen.tune.sampler import Sampler
 from sparsegen.tune.server import fail_silent
 from sparsegen.tune.space import Space
 from sparsegen.tune.storage import Storage
+from sparsegen.tune.trials import PRUNED_KINDS, Trial, best_of, taken_by, trial_of, value_of
 
 if TYPE_CHECKING:
     import optuna
 
+__all__ = ["PRUNED_KINDS", "Asked", "Study", "Trial", "best_of", "trial_of", "value_of"]
+
 _LOG = logging.getLogger("sparsegen.tune")
-
-PRUNED_KINDS = ("spills", "shared memory")
-FAILED_KINDS = (
-    "compile error",
-    "compile crash",
-    "compile timeout",
-    "wrong result",
-    "error",
-    "crash",
-    "hang",
-    "stopped",
-    "left behind",
-)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One row of the record.
-
-    ``state`` is Optuna's, in lower case; ``kind`` and ``reason`` say why a trial is not complete; ``time_us`` is on
-    the scale of the first baseline (see ``Study.complete``); ``details`` holds compile results and raw rounds.
-    """
-
-    number: int
-    config: LaunchConfig | None
-    state: str
-    kind: str = ""
-    reason: str = ""
-    time_us: float | None = None
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,7 +104,7 @@ class Study:
         self, frozen: Sequence[optuna.trial.FrozenTrial], trials: Sequence[Trial]
     ) -> LaunchConfig | None:
         """The baseline, then what a dead process left, then the seeds, then what the sampler suggests."""
-        taken = _taken(trials)
+        taken = taken_by(trials)
         left = [t.config for t in trials if t.kind == "left behind" and t.config is not None]
         for config in (self.default, *left, *self._first):
             if config not in taken and self._invalid(config) is None:
@@ -268,51 +239,8 @@ class Study:
         )
 
 
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The incumbent: the fastest of those that beat the incumbent of their time by more than the noise."""
-    winners = [t for t in trials if t.state == "complete" and t.details.get("won")]
-    return min(winners, key=lambda t: (t.time_us or 0.0, t.number), default=None)
-
-
-def value_of(trials: Sequence[Trial], config: LaunchConfig) -> float | None:
-    """The recorded time of a configuration in µs, None if it was not measured."""
-    times = [t.time_us for t in trials if t.config == config and t.time_us is not None]
-    return times[0] if times else None
-
-
-def trial_of(frozen: optuna.trial.FrozenTrial) -> Trial:
-    """What Optuna keeps of a trial, as a row of the record."""
-    notes = frozen.user_attrs
-    outcome = dict(notes.get("outcome", {}))
-    state = {"fail": "failed"}.get(frozen.state.name.lower(), frozen.state.name.lower())
-    left = state == "failed" and not outcome
-    reason = "the process that ran it ended before it did" if left else outcome.pop("reason", "")
-    return Trial(
-        number=frozen.number,
-        config=LaunchConfig.of(notes["config"]) if "config" in notes else None,
-        state=state,
-        kind="left behind" if left else outcome.pop("kind", ""),
-        reason=reason,
-        time_us=frozen.value if state == "complete" else None,
-        details=outcome,
-    )
-
-
 def _is_dead(frozen: optuna.trial.FrozenTrial, many_hosts: bool) -> bool:
     owner = frozen.user_attrs.get("owner")
     if owner is None:  # not one of ours: somebody tried the study by hand
         return age_s(frozen.datetime_start) > 3600.0
     return not alive(owner, frozen.datetime_start, many_hosts)
-
-
-def _taken(trials: Sequence[Trial]) -> set[LaunchConfig]:
-    """Configurations with an outcome or in work; one that was left behind twice is suspect and counts too."""
-    taken, left = set(), []
-    for trial in trials:
-        if trial.config is None or trial.kind == "stopped":
-            continue
-        if trial.kind == "left behind":
-            left.append(trial.config)
-        else:
-            taken.add(trial.config)
-    return taken | {config for config in left if left.count(config) > 1}

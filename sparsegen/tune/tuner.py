@@ -18,11 +18,23 @@ from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.errors import TuneError
 from sparsegen.tune.candidates import CandidateSource
 from sparsegen.tune.lane import Lane, ProcessLane
-from sparsegen.tune.measure import SEARCH, Measurement, Turns
+from sparsegen.tune.measure import SEARCH, Turns
 from sparsegen.tune.progress import OnProgress, Progress
+from sparsegen.tune.result import TuneResult, result_of
 from sparsegen.tune.space import Space
 from sparsegen.tune.storage import StorageBusy, open_storage
-from sparsegen.tune.study import Asked, Study, Trial, best_of, value_of
+from sparsegen.tune.study import Asked, Study, best_of, value_of
+
+__all__ = [
+    "QUICK",
+    "Budget",
+    "TuneResult",
+    "TuningWarning",
+    "full",
+    "quiet_optuna",
+    "recorded",
+    "tune",
+]
 
 _LOG = logging.getLogger("sparsegen.tune")
 
@@ -45,29 +57,6 @@ def full(budget_s: float) -> Budget:
 
 class TuningWarning(UserWarning):
     """Tuning did not give what was asked for; the text says what is used instead."""
-
-
-@dataclass(frozen=True)
-class TuneResult:
-    """What a tuning found.
-
-    ``config`` is never absent: with nothing measured it is the template default, and ``how`` says so.  ``time_us``
-    and ``baseline_us`` (the default configuration) come from the same interleaved rounds; ``noise`` is how
-    far their ratio strayed from round to round there.
-    """
-
-    config: LaunchConfig
-    time_us: float | None
-    baseline_us: float | None
-    noise: float | None
-    trials: tuple[Trial, ...]
-    how: str
-    storage: str
-
-    @property
-    def complete(self) -> int:
-        """How many configurations were measured, ever."""
-        return sum(trial.state == "complete" for trial in self.trials)
 
 
 def tune(
@@ -148,7 +137,7 @@ def recorded(source: CandidateSource, storage: str | Path) -> TuneResult:
         opened = open_storage(storage)
         study = Study(opened, source.key, space, default=source.default, invalid=source.invalid)
         try:
-            return _summary(study, opened.where)
+            return result_of(study, opened.where)
         finally:
             study.close()
 
@@ -192,7 +181,7 @@ class _Run:
         measured = value_of(trials, default) is not None
         if measured and best and best.config is not None and best.config != default:
             self._settle(best.config, default)
-        return _summary(self._study, where)
+        return result_of(self._study, where)
 
     def _fill(self) -> str:
         while self._lane.free and time.monotonic() < self._end:
@@ -252,29 +241,6 @@ class _Run:
                 value_of(trials, self._study.default),
             )
         )
-
-
-def _summary(study: Study, where: str) -> TuneResult:
-    trials = tuple(study.trials())
-    best = best_of(trials)
-    if best is None or best.config is None:
-        how = "template default: no trial is complete"
-        return TuneResult(study.default, None, None, None, trials, how, where)
-    count = sum(trial.state == "complete" for trial in trials)
-    final = study.noted("final")
-    if final is not None and final["config"] == best.config.as_dict():
-        measured = Measurement.of(final["measured"])
-        baseline_us, noise = measured.incumbent_us, measured.noise
-        if not measured.beats:
-            how = f"template default: not beaten by more than the noise in {count} trials"
-            return TuneResult(study.default, baseline_us, baseline_us, noise, trials, how, where)
-        how = f"best of {count} trials"
-        return TuneResult(best.config, measured.time_us, baseline_us, noise, trials, how, where)
-    relative = Measurement.of(best.details["measured"]).noise
-    how = "template default" if best.config == study.default else "best"
-    baseline = value_of(trials, study.default)
-    how = f"{how} of {count} trials"
-    return TuneResult(best.config, best.time_us, baseline, relative, trials, how, where)
 
 
 def _with_neighbours(

@@ -110,9 +110,9 @@ def test_a_head_without_a_rule_is_an_error():
 def test_what_is_current(monkeypatch, stored, asked, block, label, current):
     config = LaunchConfig.of({"BLOCK_N": 64})
     now = LaunchConfig.of({"BLOCK_N": block})
-    monkeypatch.setattr("sparsegen.tune.store.lookup", lambda *arguments: (now, "exact GPU"))
+    monkeypatch.setattr("sparsegen.tune.store.lookup", lambda *given, **refused: (now, "exact GPU"))
     decision = SimpleNamespace(tune=stored, config=config, label=label, buckets=(), problem={})
-    artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision))
+    artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision, files={}))
     request = ask(Pattern.from_dict({"name": "p", "mask": "causal"}), None, H200, asked)
     assert Compiler().is_current(request, artifact) is current
 

@@ -114,7 +114,7 @@ def test_what_is_current():
     ]
     for label_, kernels, level, current in cases:
         decision = SimpleNamespace(label=label_, kernels=kernels, tune=level)
-        artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision))
+        artifact = SimpleNamespace(manifest=SimpleNamespace(decision=decision, files={}))
         assert builder.is_current(request, artifact) is current
         full = builder.is_current(replace(request, tune="full"), artifact)
         assert full is False  # tuned at a lower level

@@ -46,7 +46,7 @@ def rows(monkeypatch):
     """``tuned/`` has a row for each pair; what a test changes here is what it has today."""
     blocks = dict(BLOCKS)
 
-    def lookup(pattern, problem, gpu, which, labels):
+    def lookup(pattern, problem, gpu, which, labels, refused):
         return config(blocks[problem.lengths[0]]), "exact GPU"
 
     monkeypatch.setattr("sparsegen.tune.store.lookup", lookup)
@@ -56,7 +56,10 @@ def rows(monkeypatch):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        lookup = lambda pattern, problem, *rest: (config(BLOCKS[problem.lengths[0]]), "exact GPU")
+        lookup = lambda pattern, problem, *rest, refused: (
+            config(BLOCKS[problem.lengths[0]]),
+            "exact GPU",
+        )
         patch.setattr("sparsegen.tune.store.lookup", lookup)
         return ensure(TINY, PROBLEM, H200, store=Store(tmp_path_factory.mktemp("cache")))
 

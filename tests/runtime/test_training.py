@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.backends.registry import lookup_backend
 
 from sparsegen.errors import InputError, UnsupportedError
-from sparsegen.runtime.attend import Attend
-from sparsegen.spec.fields import LIMIT
-from sparsegen.spec.problem import Problem
 from sparsegen.spec.reference import reference
-from tests.kernels.cases import ON_GPU, Case, pattern_of, tensors
+from tests.kernels.cases import ON_GPU, Case, tensors
 from tests.kernels.cases import kernel_of as forward_of
 from tests.kernels.gradients import extras_of, random_gradients
-from tests.kernels.gradients import kernel_of as backward_of
+from tests.runtime.trained import (
+    CALLS,
+    GROUPS,
+    LEARNED,
+    PLAIN,
+    RANDOM,
+    TOP_LEFT,
+    WIDE,
+    attend_of,
+    learned,
+)
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far")
-
-SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 8}}, {"sink": {"tokens": 2}}]}]}
-SETTINGS = {"sink_logits": True, "null_key": True, "softcap": 4.0, "alibi": True}
-DRAWN = {"any_of": ["causal", {"random_blocks": {"block": 8, "per_row": 1, "seed": 3}}]}
-GROUPS = {"heads": 4, "kv_heads": 2}
-PLAIN = Case("plain", pattern_of(SINKS), 20, 24, **GROUPS)
-LEARNED = Case("learned", pattern_of(SINKS, **SETTINGS), 20, 24, **GROUPS)
-TOP_LEFT = Case("top-left", pattern_of(SINKS, align="top_left"), 20, 24, **GROUPS)
-RANDOM = Case("random", pattern_of(DRAWN), 20, 24, **GROUPS)
-WIDE = Case("wide", pattern_of("causal", scale=0.5), 20, 24, **GROUPS, value_dim=32)
 
 
 @pytest.fixture(autouse=True)
@@ -39,50 +33,6 @@ def kernels_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparsegen.runtime.checks.DEVICE", "cpu")
 
 
-class Counting:
-    """The gradient kernels of a case, and which gradients were asked of them."""
-
-    def __init__(self, case: Case):
-        self.kernel = backward_of(case)
-        self.sources, self.configs, self.asked = self.kernel.sources, self.kernel.configs, []
-
-    def __call__(self, saved: Any, call: Any, wanted: Any) -> Any:
-        self.asked.append(list(wanted))
-        return self.kernel(saved, call, wanted)
-
-
-def problem_of(case: Case, **more: Any) -> Problem:
-    dims = {n: getattr(case, n) for n in ("head_dim", "value_dim", "heads", "kv_heads", "dtype")}
-    return Problem(**dims, **more)
-
-
-def attend_of(case: Case, **more: Any) -> tuple[Attend, Counting]:
-    """A callable over interpreted kernels; ``more``: other arguments of ``Attend``."""
-    backward = Counting(case)
-    given = {"backward": backward} | more
-    return Attend(case.pattern, problem_of(case), forward_of(case), **given), backward
-
-
-def learned(case: Case) -> tuple[list[Any], dict[str, Any]]:
-    """What gets a gradient: q, k, v, and what the extras hold of it."""
-    leaves, extras = list(tensors(case)), extras_of(case)
-    if "sink_logits" in extras:
-        leaves += [extras["sink_logits"], *extras["null_key"]]
-    return [t.requires_grad_() for t in leaves], extras
-
-
-CALLS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "starts": {"q_start": 9, "k_start": 3},
-    "keys from 5 on": {"k_start": 5},
-    "before zero": {"q_start": -4},
-    "partial": {"partial": True},
-    "lengths": {
-        "q_lengths": torch.tensor([11], dtype=torch.int32),
-        "kv_starts": torch.tensor([2], dtype=torch.int32),
-        "kv_lengths": torch.tensor([17], dtype=torch.int32),
-    },
-}
 WANTED = [(PLAIN, name) for name in CALLS] + [
     (LEARNED, "plain"), (LEARNED, "partial"), (LEARNED, "lengths"), (TOP_LEFT, "starts"),
     (RANDOM, "plain"), (WIDE, "plain"),
@@ -152,68 +102,6 @@ def test_nothing_to_attend() -> None:
     assert (k.grad == 0).all() and (q.grad == 0).all() and not backward.asked
 
 
-# ---- torch.compile ----
-
-
-@pytest.mark.parametrize("case", [PLAIN, LEARNED], ids=lambda c: c.name)
-def test_torch_compile_without_a_graph_break_and_once_for_all_lengths(case: Case) -> None:
-    attend, _ = attend_of(case)
-    compiled: list[int] = []
-
-    def backend(graph: Any, example: Any) -> Any:
-        compiled.append(graph.code.count("sparsegen.attend("))
-        return lookup_backend("aot_eager")(graph, example)
-
-    def layer(q: Any, k: Any, v: Any, extras: Any) -> Any:
-        return attend(q * 2, k, v, **extras).sum(-1)
-
-    fast = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
-    extras, first = extras_of(case), 0
-    for length in (20, 24, 33):
-        leaves = [torch.randn(1, h, length, 16, requires_grad=True) for h in (4, 2, 2)]
-        got = torch.autograd.grad(fast(*leaves, extras).sum(), leaves)
-        want = torch.autograd.grad(layer(*leaves, extras).sum(), leaves)
-        for one, right in zip(got, want):
-            assert torch.allclose(one, right, atol=1e-6)
-        first = first or len(compiled)
-    assert compiled[-1] == 1 and len(compiled) == first
-
-
-PROVEN = Case("proven", pattern_of({"window": {"left": 40, "right": 0}}), 20, 24, **GROUPS)
-GRID = Case("grid", pattern_of({"axial": {"shape": [4, 6]}}), 20, 24, **GROUPS)
-
-
-@pytest.mark.parametrize(
-    ("case", "name"),
-    [(PLAIN, "starts"), (PLAIN, "lengths"), (RANDOM, "plain"), (GRID, "plain"), (PROVEN, "plain")],
-    ids=lambda x: getattr(x, "name", x),
-)
-def test_torch_compile_traces_every_check(case: Case, name: str) -> None:
-    """Positions, per-batch lengths, tables, grids, and a call within what its kernels are proven for."""
-    attend, _ = attend_of(case)
-    if case is PROVEN:
-        (made,) = attend._training._made
-        source = SimpleNamespace(max_position=100, min_position=-100)
-        attend._training._made = [replace(made, proofs=(source,))]  # type: ignore[arg-type]
-    layer = lambda q, k, v: attend(q, k, v, **CALLS[name])
-    fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    leaves, _ = learned(case)
-    got = torch.autograd.grad(fast(*leaves).square().sum(), leaves)
-    want = torch.autograd.grad(layer(*leaves).square().sum(), leaves)
-    for one, right in zip(got, want):
-        assert torch.allclose(one, right, atol=1e-6)
-
-
-def test_torch_compile_builds_nothing() -> None:
-    attend, _ = attend_of(PLAIN, backward=None, gradients=lambda problem: backward_of(PLAIN))
-    layer = torch.compile(lambda q, k, v: attend(q, k, v), fullgraph=True, backend="eager")
-    leaves, _ = learned(PLAIN)
-    with pytest.raises(Exception, match="torch.compile traces no build: name passes="):
-        layer(*leaves)
-    attend(*leaves)
-    assert layer(*leaves).grad_fn is not None
-
-
 def test_autocast_chooses_the_kernels() -> None:
     half = Case("half", PLAIN.pattern, 20, 24, **GROUPS, dtype="float16")
     attend, _ = attend_of(half)
@@ -223,69 +111,6 @@ def test_autocast_chooses_the_kernels() -> None:
     assert out.dtype == torch.float16
     out.float().sum().backward()
     assert all(t.grad is not None and t.grad.dtype == torch.float32 for t in leaves)
-
-
-# ---- kernels that are not here yet ----
-
-
-def test_kernels_come_at_the_first_call_that_needs_them() -> None:
-    asked: list[Problem] = []
-
-    def gradients(problem: Problem) -> Any:
-        asked.append(problem)
-        return backward_of(PLAIN)
-
-    attend, _ = attend_of(PLAIN, backward=None, gradients=gradients)
-    leaves, _ = learned(PLAIN)
-    for _ in range(2):
-        attend(*leaves).sum().backward()
-    assert asked == [problem_of(PLAIN)]
-
-
-def test_other_dims_are_built_in_both_directions() -> None:
-    asked: list[tuple[str, Problem]] = []
-    other = Case("other", PLAIN.pattern, 20, 24, heads=2, kv_heads=2)
-
-    def rebuild(problem: Problem) -> Any:
-        asked.append(("forward", problem))
-        return forward_of(other)
-
-    def gradients(problem: Problem) -> Any:
-        asked.append(("backward", problem))
-        return backward_of(other)
-
-    attend, _ = attend_of(PLAIN, rebuild=rebuild, gradients=gradients)
-    for case in (other, PLAIN, other):
-        leaves, _ = learned(case)
-        attend(*leaves).sum().backward()
-    assert asked == [("forward", problem_of(other)), ("backward", problem_of(other))]
-    loaded, _ = attend_of(PLAIN)
-    with pytest.raises(InputError, match="this artifact was built for float32, head_dim 16, heads"):
-        loaded(*learned(other)[0])
-
-
-def test_a_call_beyond_the_proofs_gets_kernels_for_every_length() -> None:
-    """A window that no call of the problem exceeds is no window in its kernels."""
-    pattern = pattern_of({"window": {"left": 40, "right": 0}})
-    short, long = problem_of(PLAIN, lengths=((32, 32),)), Case("long", pattern, 60, 60, **GROUPS)
-    built = backward_of(long)
-    asked: list[Problem] = []
-
-    def gradients(problem: Problem) -> Any:
-        asked.append(problem)
-        return built
-
-    proven = SimpleNamespace(
-        source=SimpleNamespace(max_position=40, min_position=0, digest="", tables=()), config=""
-    )
-    few = SimpleNamespace(sources={"queries": proven.source}, configs={"queries": ""})
-    attend = Attend(pattern, short, proven, lambda problem: forward_of(long), gradients, few)  # type: ignore[arg-type]
-    leaves, _ = learned(long)
-    out = attend(*leaves)
-    assert torch.allclose(out, reference(pattern, *leaves)[0].float(), atol=1e-5)
-    assert [p.lengths for p in asked] == [((60, 60), (LIMIT, LIMIT))]
-    attend(*leaves)
-    assert len(asked) == 1
 
 
 # ---- refusals ----

@@ -10,7 +10,8 @@ import pytest
 from sparsegen.schedule import count
 from sparsegen.schedule.build import build_from_exprs
 from sparsegen.schedule.chunks import chunks_of
-from sparsegen.schedule.cost import Load, cost_of, load, sweep_cost
+from sparsegen.schedule.cost import cost_of, sweep_cost
+from sparsegen.schedule.loads import Load, load
 from sparsegen.schedule.machine import H200, Machine, Sizes
 from sparsegen.schedule.search import candidates
 from sparsegen.spec.problem import Problem

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import record_grid
 from prepared import PreparedBench, compile_preparing, prepared
-from recording_run import Compilers, Gauge, Plan, folder_of, origin_of, record
+from recording_binaries import Compilers, Plan, folder_of
+from recording_run import Gauge, origin_of, record
 from search_quality import quality
 from synthetic_grid import SyntheticGauge
 

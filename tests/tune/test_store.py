@@ -1,92 +1,28 @@
-"""tuned/: the files, the look-up steps, mismatches; history.csv."""
+"""tuned/: the look-up steps, and rows that are stale, wrong or refused."""
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-import sparsegen.paths
-from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.errors import ArtifactError, ToolchainError
-from sparsegen.tune import history, store
-from tests.tune.standin import DEFAULT, KNOBS
-
-
-@dataclass(frozen=True)
-class StandInProblem:
-    head_dim: int = 128
-    value_dim: int | None = None
-    heads: int = 16
-    kv_heads: int | None = None
-    batch: int = 1
-    dtype: str = "bfloat16"
-    lengths: tuple[tuple[int, int], ...] = ((4096, 4096),)
-
-
-@dataclass(frozen=True)
-class StandInGpu:
-    name: str = "nvidia-h200"
-    backend: str = "cuda"
-    arch: int | str = 90
-
-
-@dataclass(frozen=True)
-class StandInPattern:
-    name: str = "causal"
-    value: str = "a" * 64
-
-    def digest(self) -> str:
-        return self.value
-
-
-@dataclass(frozen=True)
-class StandInTemplate:
-    name: str = "forward"
-    digest: str = "b" * 64
-    knobs: tuple = KNOBS
-    forbidden: tuple[LaunchConfig, ...] = ()
-
-    def default(self, problem, gpu):
-        return DEFAULT
-
-    def invalid(self, config, problem, gpu):
-        return "too large" if config in self.forbidden else None
-
-
-PROBLEM, GPU, PATTERN, TEMPLATE = (
-    StandInProblem(),
-    StandInGpu(),
-    StandInPattern(),
-    StandInTemplate(),
+from sparsegen.errors import ArtifactError
+from sparsegen.tune import store
+from tests.tune.standin import DEFAULT
+from tests.tune.tuned import (
+    A100,
+    GPU,
+    H100,
+    PATTERN,
+    PROBLEM,
+    TEMPLATE,
+    StandInPattern,
+    StandInTemplate,
+    config,
+    row,
 )
-H100, A100 = StandInGpu("nvidia-h100"), StandInGpu("nvidia-a100", arch=80)
-
-
-def config(**values):
-    return LaunchConfig.of({**DEFAULT.as_dict(), **values})
-
-
-def row(length=4096, problem=PROBLEM, pattern=PATTERN, template=TEMPLATE, **values):
-    return store.Row(
-        pattern=pattern.name,
-        pattern_digest=pattern.digest(),
-        template=template.name,
-        template_digest=template.digest,
-        problem=store.Measured.of(problem, length, length),
-        config=config(**values).as_dict(),
-        time_us=90.0,
-        baseline_us=100.0,
-        noise=0.01,
-        trials=40,
-        versions={"torch": "2.13.0", "triton": "3.9.0", "driver": "570.1"},
-        date="2026-11-29T20:00:00+00:00",
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -102,9 +38,10 @@ def find(
     template=TEMPLATE,
     length=4096,
     labels=("runs",),
+    refused=None,
 ):
-    at = (length, length)
-    return store.lookup(pattern, problem, gpu, template, labels, lengths=at, root=root)
+    given = pattern, problem, gpu, template, labels
+    return store.lookup(*given, lengths=(length, length), root=root, refused=refused)
 
 
 def wrong_rows(root, patterns, templates, labels=None):
@@ -113,31 +50,6 @@ def wrong_rows(root, patterns, templates, labels=None):
 
 def no_analysis(row):
     raise AssertionError(f"analysed for a row without a schedule: {row}")
-
-
-def test_a_file_has_sorted_keys_and_one_problem_a_line(tmp_path):
-    for length in (16384, 4096, 8192):
-        path = store.write(tmp_path, GPU, row(length))
-    assert path == tmp_path / "nvidia-h200" / "causal.json"
-    text = path.read_text()
-    content = json.loads(text)
-    assert list(content) == ["arch", "backend", "gpu", "rows"]
-    lines = [line for line in text.splitlines() if line.startswith('{"')]
-    assert len(lines) == 3
-    for line in lines:
-        one = json.loads(line.rstrip(","))
-        assert list(one) == sorted(one) and list(one["config"]) == sorted(one["config"])
-    assert [r["problem"]["q_len"] for r in content["rows"]] == [4096, 8192, 16384]
-    assert store.read(tmp_path, "nvidia-h200", "causal") == [row(n) for n in (4096, 8192, 16384)]
-
-
-def test_a_new_row_takes_the_place_of_the_old_one_only(tmp_path):
-    store.write(tmp_path, GPU, row(4096))
-    store.write(tmp_path, GPU, row(8192))
-    before = (tmp_path / "nvidia-h200" / "causal.json").read_text().splitlines()
-    store.write(tmp_path, GPU, row(8192, warps=8))
-    after = (tmp_path / "nvidia-h200" / "causal.json").read_text().splitlines()
-    assert sum(a != b for a, b in zip(before, after)) == 1 and len(before) == len(after)
 
 
 def test_the_steps_in_their_order(tmp_path, caplog):
@@ -276,88 +188,39 @@ def test_a_damaged_file_is_one_error_with_its_name(tmp_path, text):
     assert "is damaged" in message
 
 
-WRITER = """
-import sys
-sys.path[:] = {path!r}
-from pathlib import Path
-from tests.tune.test_store import *
-root, first = Path(sys.argv[1]), int(sys.argv[2])
-for length in range(first, first + 10):
-    store.write(root, GPU, row(length))
-    history.append(root / "history.csv", [entry(problem=str(length))])
-"""
-
-
-def test_four_writers_lose_no_row_and_no_line(tmp_path):
-    script = WRITER.format(path=sys.path)
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path), str(first)])
-        for first in (100, 200, 300, 400)
-    ]
-    assert [process.wait(60) for process in processes] == [0] * 4
-    assert len(store.read(tmp_path, "nvidia-h200", "causal")) == 40
-    assert len({e.problem for e in history.read(tmp_path / "history.csv")}) == 40
-    litter = {p.name for p in tmp_path.rglob("*") if p.is_file()}
-    assert litter == {"causal.json", ".lock", "history.csv", ".history.csv.lock"}
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = store.write(tmp_path, GPU, row())
-    before = path.read_text()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        store.write(tmp_path, GPU, row(8192))
-    assert path.read_text() == before
-    assert {p.name for p in path.parent.iterdir()} == {"causal.json", ".lock"}
-
-
-def entry(**values):
-    fields = {name: name for name in history.COLUMNS}
-    numbers = {"median_us": 90.5, "spread_us": 1.0, "baseline_us": 100.0}
-    return history.Entry(**{**fields, **numbers, **values})
-
-
-def test_history_only_grows_and_reads_back(tmp_path):
-    path = tmp_path / "history.csv"
-    assert history.read(path) == []
-    history.append(path, [entry(config='a, "b"'), entry(date="2")])
-    first = path.read_bytes()
-    history.append(path, [entry(date="3")])
-    assert path.read_bytes().startswith(first)
-    assert history.read(path) == [entry(config='a, "b"'), entry(date="2"), entry(date="3")]
-    assert path.read_text().splitlines()[0] == (
-        "date,commit,gpu,driver,torch,triton,pattern,problem,config,median_us,spread_us,baseline,baseline_us"
+def test_what_the_compiler_refuses_is_passed_over_and_named(tmp_path):
+    store.write(tmp_path, GPU, row(warps=8))
+    store.write(tmp_path, GPU, row(8192, stages=3))
+    store.write(tmp_path, H100, row(block_m=128))
+    refused = {("runs", config(warps=8)): "it spills"}
+    nearest = "exact GPU, nearest problem (q_len 8192, kv_len 8192)"
+    first = "exact GPU, row of causal at 4096x4096"
+    with pytest.warns(store.RefusedTuningWarning) as caught:
+        found = find(tmp_path, refused=refused)
+    assert found == (config(stages=3), f"{nearest}; passed over: {first}: it spills")
+    said = [f"tuned row of causal on nvidia-h200 is not used ({first}): it spills"]
+    assert [str(w.message) for w in caught] == said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find(tmp_path, refused=refused) == found  # told once
+    refused |= {("runs", config(stages=3)): "crash", ("runs", config(block_m=128)): "a fault"}
+    refused |= {("runs", DEFAULT): "never asked"}  # nothing comes after it
+    with pytest.warns(store.RefusedTuningWarning) as caught:
+        found, step = find(tmp_path, refused=refused)
+    other = "same architecture (nvidia-h100: same problem), row of causal at 4096x4096"
+    assert found == DEFAULT and len(caught) == 2
+    assert step == (
+        f"template default; passed over: {first}: it spills; "
+        f"passed over: {nearest}, row of causal at 8192x8192: crash; passed over: {other}: a fault"
     )
 
 
-def test_a_foreign_or_damaged_history_is_never_appended_to(tmp_path):
-    path = tmp_path / "history.csv"
-    path.write_text("when,what\n1,2\n")
-    for use in (history.read, lambda p: history.append(p, [entry()])):
-        with pytest.raises(ArtifactError, match="has the columns when, what; expected date,"):
-            use(path)
-    path.unlink()
-    history.append(path, [entry()])
-    path.write_text(path.read_text() + "cut")
-    with pytest.raises(ArtifactError, match="the last line is cut off"):
-        history.append(path, [entry()])
-    with pytest.raises(ArtifactError, match=r"history.csv:3: the line has \d+ fields; expected 13"):
-        history.read(path)
-
-
-def test_data_is_found_in_the_package_first_then_beside_it(tmp_path, monkeypatch):
-    package = tmp_path / "site" / "sparsegen"
-    (tmp_path / "site" / "tuned").mkdir(parents=True)
-    package.mkdir()
-    monkeypatch.setattr(sparsegen.paths, "__file__", str(package / "paths.py"))
-    assert sparsegen.paths.data_dir("tuned") == tmp_path / "site" / "tuned"
-    (package / "_data" / "tuned").mkdir(parents=True)
-    assert sparsegen.paths.data_dir("tuned") == package / "_data" / "tuned"
-    with pytest.raises(
-        ToolchainError, match="folder patterns/ .* is missing; .*install sparsegen again"
-    ):
-        sparsegen.paths.data_dir("patterns")
+def test_a_refused_schedule_is_not_the_others(tmp_path):
+    """The same launch of another kernel text may compile."""
+    labels = ("runs + mod 8", "runs")
+    store.write(tmp_path, GPU, scheduled(4096, "runs", warps=8))
+    refused = {("runs + mod 8", config(warps=8)): "it spills"}
+    assert find(tmp_path, labels=labels, refused=refused)[1] == "exact GPU"
+    with pytest.warns(store.RefusedTuningWarning):
+        step = find(tmp_path, labels=labels, refused={("runs", config(warps=8)): "no"})[1]
+    assert step.startswith("template default; passed over: exact GPU, row of causal at 4096x4096")

@@ -18,10 +18,11 @@ from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune import history, store, winners
+from sparsegen.tune.kernel_bench import KernelBench, KernelCandidate
 from sparsegen.tune.prune import CompilePool
 from sparsegen.tune.schedules import SCHEDULE, candidates_of, split, times_us
 from sparsegen.tune.space import Space
-from sparsegen.tune.target import KernelBench, KernelCandidate, KernelTarget
+from sparsegen.tune.target import KernelTarget
 from sparsegen.tune.tuner import Budget, TuneResult, tune
 
 PROBLEM = Problem(head_dim=64, heads=4, lengths=((1024, 1024), (4096, 4096)))
@@ -222,7 +223,7 @@ def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
         assert (folder / "kernel.py").read_text() == source.text
         assert candidate._kernel.source == source
         assert candidate._kernel.config == choice.template.default(SMALL, GPU)
-        assert candidate._call(8, 8, {}).tables == []
+        assert candidate._calls.of(8, 8, {}).tables == []
 
 
 def test_keys_of_the_checks_are_whole_periods_and_odd_timed_ones_bring_their_variant(monkeypatch):
