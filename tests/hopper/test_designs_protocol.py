@@ -29,7 +29,7 @@ RUNS = {
     # each gives dQ of its own keys
     "whole": Run("whole", pattern_of("causal"), 330, 140, head_dim=16, **COMMON),
     # the kernel that stores dS, and the one that multiplies it with K
-    "stored-keys": Run("stored", pattern_of("causal"), 400, 400, head_dim=16, **COMMON),
+    "stored-keys": Run("stored", pattern_of("causal"), 400, 437, head_dim=16, **COMMON),
     "stored-queries": Run("stored", pattern_of("causal"), 140, 470, head_dim=16, **COMMON),
 }
 SOURCES = {"halves": "fused", "whole": "fused"}  # else of its name
@@ -114,7 +114,7 @@ def test_the_protocol_has_all_kinds_of_operations() -> None:
     names = " ".join(str(o) for own, o in OPERATIONS if own == "stored-keys")
     assert "store_box-" in names and "tma.store_wait-" in names and "fence_async_shared" in names
     names = " ".join(str(o) for own, o in OPERATIONS if own == "stored-queries")
-    for what in ("wait-ready", "arrive-empty", "expect-ready", "load_box-DS"):
+    for what in ("wait-ready", "arrive-empty", "expect-ready", "load_box-DS", "fence_async_shared"):
         assert what in names
 
 
@@ -125,9 +125,13 @@ CHANGES = {
     "bytes too few": (r"expect\(((?:\w+_)?ready.*)\)$", r"expect(\1 // 2)"),
     "the producer waits for its own round": (r"round \^ 1", "round"),
     "consumers wait for the round before": (r"(wait\((?:q_|do_|)ready.*), round\)", r"\1, round ^ 1)"),
-    "dS of the wrong round": (r"\(\(turn \+ 1\) // 2 \+ 1\) & 1\)", "((turn + 1) // 2) & 1)"),
-    "one place for dS": (r"\(turn & 1\) \* 2", "0 * 2"),
-    "always the first slot": (r"slot = turn % STAGES$", r"slot = turn * 0"),
+    "dS of the wrong round": (r"\(turn >> 1\) & 1\)$", "((turn >> 1) + 1) & 1)"),
+    "the other place of dS": (r"\((turn|\(turn \+ 1\)) & 1\) \* 2", r"((\1 + 1) & 1) * 2"),
+    "something in place of no dS": (r"^( +)ds_smem\.index\(\(0 & 1\) .*$", r"\1pass"),
+    "always the first slot": (
+        r"^( +)(slot = turn % STAGES|slot, round = place\(turn, STAGES\))$",
+        r"\1\2\n\1slot = turn * 0",
+    ),
     "arrivals before the product is done": (WAITED, r"\3\1\2\n"),
     "dS announced before it is fenced": (
         r"^( *)fence_async_shared\(\)\n( *mbarrier\.arrive\(ds_ready.*)$",
@@ -143,7 +147,8 @@ CHANGES = {
 ONLY = {  # texts that have such a line; else all
     "dS of the wrong round": ["halves"],
     "dS announced before it is fenced": ["halves"],
-    "one place for dS": ["halves", "whole"],
+    "the other place of dS": ["halves", "whole"],
+    "something in place of no dS": ["halves", "whole"],
     "dQ to the rows of this tile": ["halves", "whole"],
     "a box of dQ not waited for": ["halves", "whole"],
     "one place for boxes of dS": ["stored-keys"],
