@@ -20,6 +20,7 @@ _LABEL = re.compile(r"^(\.L\w+):")
 _TARGET = re.compile(r"\.L\w+")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 _WRITERS = ("R2UR", "S2UR", "CS2UR", "VOTEU", "REDUX")  # besides all whose name starts with U
+_COPY = re.compile(r"UR(\d+), UR(\d+)")  # operands of UMOV
 _WIDTHS = {".64": 2, ".WIDE": 2, ".128": 4}
 _LEAVES = ("EXIT", "RET", "BRX", "JMP", "BRA")  # where control does not fall through
 ALL = frozenset(range(64))
@@ -38,7 +39,9 @@ class _Block:
 def unset_registers(listing: str) -> list[tuple[int, str]]:
     """(register, instruction) of every uniform register that is read where some way leads to it without a write.
 
-    Writes under a predicate count as writes: what they leave out is read under the same predicate.
+    Writes under a predicate count as writes: what they leave out is read under the same predicate.  A copy into another uniform
+    register is no read: the other one is then as unset as this one.  ptxas 12.9 saves registers so that nothing has set
+    yet, and sets them before it reads either (seen 2026-11-30 in producers).
     """
     if "HGMMA" not in listing:
         return []  # the fault concerns Hopper's asynchronous matrix instructions
@@ -48,9 +51,8 @@ def unset_registers(listing: str) -> list[tuple[int, str]]:
     for block, before in zip(blocks, set_before):
         known = set(before)
         for opcode, operands in block.code:
-            reads, writes = _reads_and_writes(opcode, operands)
-            found += [(n, f"{opcode} {operands}") for n in sorted(reads - known)]
-            known |= writes
+            unset = _step(opcode, operands, known)
+            found += [(n, f"{opcode} {operands}") for n in sorted(unset)]
     return found
 
 
@@ -100,13 +102,28 @@ def _set_before(blocks: list[_Block], labels: dict[str, int]) -> list[frozenset[
         i = todo.pop(0)
         known = set(before[i])
         for opcode, operands in blocks[i].code:
-            known |= _reads_and_writes(opcode, operands)[1]
+            _step(opcode, operands, known)
         for target in blocks[i].after:
             j = labels.get(target) if isinstance(target, str) else target
             if j is not None and j < len(blocks) and not before[j] <= known:
                 before[j] &= known
                 todo.append(j)
     return before
+
+
+def _step(opcode: str, operands: str, known: set[int]) -> set[int]:
+    """Makes of the registers that are set before an instruction those set behind it; what it reads that is not set."""
+    reads, writes = _reads_and_writes(opcode, operands)
+    copied = _COPY.fullmatch(operands) if opcode.split(".")[0] == "UMOV" else None
+    if copied is not None:
+        to, of = int(copied[1]), int(copied[2])
+        set_now = {n for n in writes if of + n - to in known}
+        known -= writes
+        known |= set_now
+        return set()
+    unset = reads - known
+    known |= writes
+    return unset
 
 
 def _reads_and_writes(opcode: str, operands: str) -> tuple[set[int], set[int]]:

@@ -124,6 +124,19 @@ def test_a_write_under_a_predicate_counts() -> None:
     assert found_in("@P0 UMOV UR8, 0x1", "@!UP1 UMOV UR9, 0x1", *setting(10, 11), PRODUCT) == []
 
 
+def test_a_copy_is_no_read() -> None:
+    """ptxas 12.9 saves what nothing has set yet, and sets it before it reads either."""
+    saved = ["UMOV UR20, UR8", *setting(8, 9, 10, 11), PRODUCT]
+    assert found_in(*saved) == []
+    assert found_in(*saved, "UMOV UR21, UR20", "UMOV UR20, 0x1", "UIADD3 UR4, UR20, 0x1, URZ") == []
+    # the copy is as unset as what it was copied from, through a second one and over a value as well
+    assert found_in(*saved, "UMOV UR21, UR20", "UIADD3 UR4, UR21, 0x1, URZ") == [21]
+    assert found_in(*setting(8, 9, 10, 11), "UMOV UR8, UR30", PRODUCT) == [8]
+    assert found_in(*setting(8, 9, 10, 11), "@P0 UMOV UR8, UR30", PRODUCT) == [8]
+    # and as set
+    assert found_in(*setting(9, 10, 11, 30), "UMOV UR8, UR30", PRODUCT) == []
+
+
 def test_an_indirect_branch_goes_to_all_its_targets() -> None:
     """They stand in a remark behind the instruction."""
     table = 'BRX R2 -0x30 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)'
