@@ -19,14 +19,20 @@ def read_problems(path: str | Path) -> list[Changes]:
     """A YAML list of mappings, each with the fields of ``problem:`` that differ; ``{}`` is what each pattern states.
 
     Raises:
-        InputError: it cannot be read or is no such list, or an entry stands there twice.
+        InputError: it cannot be read or is no such list, or a field or an entry stands there twice.
     """
-    import yaml
+    from sparsegen.spec.yaml_tree import read_tree
 
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    tree = read_tree(text if any(lines) else "[]", str(path))
+    if tree.mistakes:
+        more = f" (and {len(tree.mistakes) - 1} more)" if len(tree.mistakes) > 1 else ""
+        raise InputError(f"{tree.mistakes[0]}{more}")
+    data = tree.data
     if not isinstance(data, list) or not data or not all(isinstance(one, dict) for one in data):
         raise InputError(f"{path}: must be a list of problems, as - {{dtype: float16, heads: 64}}")
     for number, one in enumerate(data, 1):

@@ -29,9 +29,12 @@ def test_changes_stand_in_a_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "must be a list of problems"),
+        ("# none yet\n", "must be a list of problems"),
         ("[]", "must be a list of problems"),
         ("- 3\n", "must be a list of problems"),
-        ("- {a: [\n", "cannot be read: while parsing"),
+        ("- {a: [\n", r"problems.yaml:\d+:\d+: "),
+        ("- {dtype: float16, dtype: float32}\n", r"problems.yaml:1:20: .*dtype"),
+        ("- {heads: 0x10}\n- !x {}\n- !y {}\n", r"problems.yaml:2:3: .* \(and 1 more\)"),
         ("- {heads: 8}\n- {}\n- {heads: 8}\n", "problem 3 is problem 1 again"),
     ],
 )
