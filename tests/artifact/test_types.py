@@ -49,7 +49,7 @@ def test_a_missing_type_names_those_that_are_there(packed, tmp_path):
         store.load(L4, "causal")
     said = str(error.value)
     assert "it is built for nvidia-a100, nvidia-h200 and not for nvidia-l4" in said
-    assert "`sparsegen warm --gpu nvidia-l4` builds it" in said
+    assert "`sparsegen warm --gpu nvidia-l4 PATTERN`" in said
     assert (
         f"{packed} has no artifact" in said and "it has that for nvidia-a100, nvidia-h200" in said
     )

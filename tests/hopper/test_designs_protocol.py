@@ -22,6 +22,7 @@ from tests.hopper.stored_runs import stored_kernel_of
 from tests.kernels.gradients import flat
 
 SEEDS = 6
+MANY = 60  # for what has one chance a program to show
 COMMON: dict[str, Any] = {"heads": 2, "kv_heads": 1, "knobs": {"GROUP_HEADS": 1}}
 RUNS = {
     # dS exchanged between the consumers, of which each gives half of dQ's columns
@@ -60,9 +61,9 @@ def lines_of(name: str) -> list[str]:
     return text_of(name).split("\n")
 
 
-def fault_of(name: str, text: str) -> str:
+def fault_of(name: str, text: str, seeds: int = SEEDS) -> str:
     """What the machine finds wrong with a text, with rings of two slots and of four, in several seeds; "" if nothing."""
-    for seed, stages in product(range(SEEDS), (2, 4)):
+    for seed, stages in product(range(seeds), (2, 4)):
         made, saved, want = plain(name, stages)
         run = replace(with_stages(RUNS[name], stages), seed=seed)
         kernel = GradientsOnMachine(made.sources, made.configs, seed)
@@ -128,8 +129,8 @@ CHANGES = {
     "dS of the wrong round": (r"\(turn >> 1\) & 1\)$", "((turn >> 1) + 1) & 1)"),
     "the other place of dS": (r"\((turn|\(turn \+ 1\)) & 1\) \* 2", r"((\1 + 1) & 1) * 2"),
     "something in place of no dS": (r"^( +)ds_smem\.index\(\(0 & 1\) .*$", r"\1pass"),
-    "always the first slot": (
-        r"^( +)(slot = turn % STAGES|slot, round = place\(turn, STAGES\))$",
+    "always the first slot": (  # not the function's own line for rings of three
+        r"(?<!else:\n)^( +)(slot = turn % STAGES|slot, round = place\(turn, STAGES\))$",
         r"\1\2\n\1slot = turn * 0",
     ),
     "arrivals before the product is done": (WAITED, r"\3\1\2\n"),
@@ -169,4 +170,4 @@ def test_wrong_operations_are_found(name: str, change: str) -> None:
     assert places, "the text has no such line: write this change anew"
     for place in places:
         changed = text[: place.start()] + place.expand(new) + text[place.end() :]
-        assert fault_of(name, changed), f"{change}: {place[0].strip()}"
+        assert fault_of(name, changed, MANY), f"{change}: {place[0].strip()}"
