@@ -13,6 +13,7 @@ import pytest
 
 from sparsegen.artifact.build import ensure
 from sparsegen.artifact.gradients import GradientCompiler
+from sparsegen.artifact.key import installed
 from sparsegen.artifact.store import Store
 from sparsegen.launch import code_object
 from sparsegen.launch.description import LAUNCH, read_description
@@ -98,6 +99,10 @@ def test_load_reaches_hip_without_triton(store: Store, tmp_path: Path) -> None:
     assert done.stdout.startswith("launched") and "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(
+    (installed("triton") or "").startswith("3.6."),
+    reason="issue 6: Triton 3.6 does not translate the general kernel of keys for gfx942",
+)
 def test_gradient_binaries_are_described(store: Store) -> None:
     causal = Pattern.from_yaml_text(PATTERN.replace("null_key: true", ""))
     built = ensure(causal, None, MI300X, store=store, builder=GradientCompiler())
