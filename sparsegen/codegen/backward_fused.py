@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sparsegen.codegen import backward_hopper, hopper
@@ -25,11 +24,11 @@ from sparsegen.codegen.backward_planner import (
     gradient_launches,
     make_backward_plan,
 )
+from sparsegen.codegen.backward_source import gradient_source
 from sparsegen.codegen.grids import Grid
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.planner import chunks
 from sparsegen.codegen.segments import descriptor_name
-from sparsegen.codegen.source import render_text
 from sparsegen.codegen.template import load_template
 from sparsegen.codegen.text import lines_of
 from sparsegen.errors import UnsupportedError
@@ -145,47 +144,7 @@ def render_fused(
         why = why or f"the fused kernel takes {' or '.join(hopper.DTYPES)}, not {problem.dtype}"
         raise UnsupportedError(f"{pattern.name}, schedule {schedule.label}: {why}")
     special, fused = _with_queries(plan, special, grids)
-    given: Any = plan
-    source = BackwardSource(
-        template=which.name,
-        text=render_text(which, "kernel.py.jinja", plan=given),
-        entry=plan.entry,
-        dtype=problem.dtype,
-        head_dim=problem.head_dim,
-        value_dim=problem.value_dim,
-        parameters=tuple(zip(plan.parameters, plan.types)),
-        constexprs=plan.constexprs,
-        tables=plan.tables,
-        grids=grids,
-        position_limit=schedule.position_limit,
-        max_position=schedule.max_position,
-        min_position=schedule.min_position,
-        part=KEYS,
-        outputs=OUTPUTS[KEYS],
-        shift=shift,
-        sums=sums,
-        walks=plan.walks,
-        launches=tuple(range(len(plan.launches))),
-        design=FUSED,
-    )
-    text = render_text(
-        which,
-        "hopper.py.jinja",
-        plan=plan,
-        hopper=special,
-        fused=fused,
-        gluon=backward_hopper.gluon,
-        corner_of=partial(backward_hopper.corner_of, part=KEYS),
-    )
-    warp = replace(
-        source,
-        text=text,
-        entry=special.entry,
-        parameters=tuple(zip(special.parameters, special.types)),
-        constexprs=special.constexprs,
-        launches=tuple(launch.number for launch in special.launches.values()),
-    )
-    return replace(source, hopper=warp)
+    return gradient_source(which, schedule, problem, plan, grids, FUSED, special, fused=fused)
 
 
 def _plan(
