@@ -2,7 +2,7 @@
 
     python benchmarks/backward.py [--cases NAME,NAME | causal | structured | all] [--peers all|tiles|quick|none]
                                   [--designs split,fused,stored] [--workspace BYTES] [--kernels all|portable|hopper] [--configs N]
-                                  [--folder DIR] [--out FILE.json]
+                                  [--idle SECONDS] [--folder DIR] [--out FILE.json]
                                   [--keep] [--dry]
 
 For each case the gradient kernels of the designs (docs/backward.md) are compiled on their candidate schedules with a short list of configurations
@@ -47,6 +47,7 @@ from sparsegen.codegen.backward_planner import KEYS
 from sparsegen.launch import compile_many
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
+from sparsegen.tune.measure import PUBLISHED
 
 EIGHT, WIDE = (8, 8), (128, 128)
 CASES: dict[str, tuple[Any, tuple[int, int], tuple[int, int], int]] = {
@@ -144,6 +145,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--configs", type=int, default=99, help="of each text on a schedule, at most"
     )
+    parser.add_argument(
+        "--idle", type=float, default=PUBLISHED.idle_s, help="seconds before each turn, to cool"
+    )
     parser.add_argument("--folder", help="where binaries are kept; default: a temporary one")
     parser.add_argument("--out", default="backward.json")
     parser.add_argument("--keep", action="store_true")
@@ -219,7 +223,7 @@ def _warm(names: list[str], which: int, peers: str) -> None:
         modes = gradient_peers.MODES[
             "quick" if peers == "all" else peers
         ]  # a search is no use alone
-        gradient_peers.flex(pattern, *tensors, modes=modes, mask_time=False)
+        gradient_peers.flex(pattern, *tensors, modes=modes)
 
 
 def _supervise(options: argparse.Namespace, folder: Path) -> None:

@@ -8,6 +8,7 @@ import faulthandler
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sparsegen.launch.module import write_modules
 from sparsegen.paths import data_dir
 from sparsegen.spec.gpu import current_gpu
 from sparsegen.tune import history
+from sparsegen.tune.measure import PUBLISHED
 from sparsegen.tune.winners import current_versions
 
 WATCH_S = 120  # of one step (a configuration, a peer's compiler, the final rounds) before the child is given up
@@ -73,7 +75,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
             continue
         journal.at(made.name, "start")
         results[made.name] = row = Measured(
-            made, choices, forward, clock, journal, options.peers, options.workspace
+            made, choices, forward, clock, journal, options.peers, options.workspace, options.idle
         ).row()
         out.write_text(json.dumps(results, indent=1))
         if options.keep and "sparsegen" in row["peers"]:
@@ -87,11 +89,11 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
 class Measured:
     """One case on the GPU here."""
 
-    def __init__(self, made: GradientContender, choices: list[Choice], forward: Any, clock: Any, journal: Journal, peers: str, workspace: int):  # fmt: skip
+    def __init__(self, made: GradientContender, choices: list[Choice], forward: Any, clock: Any, journal: Journal, peers: str, workspace: int, idle_s: float):  # fmt: skip
         import torch
 
         self.made, self.clock, self.journal, self.which = made, clock, journal, peers
-        self.workspace = workspace
+        self.workspace, self.turns = workspace, replace(PUBLISHED, idle_s=idle_s)
         self.choices = [c for c in choices if not self._left_out(c)]
         torch.manual_seed(0)
         module = write_modules(forward.directory.parent, forward.source)
@@ -197,7 +199,7 @@ class Measured:
             apart[name] = [difference(a, b) for a, b in zip(first, (got.q, got.k, got.v))]
         peaks = {n: self._peak(self._whole(kernel, n)) for n, kernel in kernels.items()}
         peaks |= {n: self._peak(p.whole) for n, p in peers.items()}
-        times = in_turns({**mine, **peers}, self.clock)
+        times = in_turns({**mine, **peers}, self.clock, self.turns)
         us = times[base].us
         rows = {}
         for name, t in times.items():
@@ -211,7 +213,6 @@ class Measured:
                 "differences": apart.get(name, []),
                 "peak_bytes": peaks[name],
                 "beyond_results": peaks[name] - self._results(),
-                "mask_ms": getattr(peers.get(name), "mask_ms", 0.0),
             }
             worst = max(r["differences"], default=0.0)
             print(

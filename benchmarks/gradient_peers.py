@@ -30,8 +30,8 @@ MODES = {"quick": FLEX, "tiles": FLEX_TILES, "all": FLEX_MORE}
 class Pass:
     """A forward and a backward pass of one contender: ``forward`` gives OUT, ``backward`` (dq, dk, dv)."""
 
-    def __init__(self, attend: Launch, leaves: Any, dout: Any, setup_ms: float = 0.0):
-        self._attend, self._leaves, self._dout, self.mask_ms = attend, leaves, dout, setup_ms
+    def __init__(self, attend: Launch, leaves: Any, dout: Any):
+        self._attend, self._leaves, self._dout = attend, leaves, dout
         self._out = attend()
         self.grads()
 
@@ -57,20 +57,22 @@ def leaves_of(*tensors: Any) -> list[Any]:
 
 
 def flex(
-    pattern: Any, q: Any, k: Any, v: Any, dout: Any, modes: torch_peers.Modes = FLEX, mask_time: bool = True
-) -> dict[str, Pass]:  # fmt: skip
+    pattern: Any, q: Any, k: Any, v: Any, dout: Any, modes: torch_peers.Modes = FLEX
+) -> dict[str, Pass]:
     """Compiled FlexAttention in each mode; one that this torch refuses is told.
 
+    Its block mask belongs to the forward pass and is built uncompiled: compiled, that of causal at 16k kept ptxas busy for
+    two minutes (torch 2.11, 2026-11-30).
     Its backward has no option for determinism in Triton: without captured buffers it adds nothing atomically.
     """
     import torch._functorch.config as functorch
 
     functorch.donated_buffer = False  # else a compiled backward runs once
     leaves = leaves_of(q, k, v)
-    found = torch_peers.flex(pattern, *leaves, modes=modes, mask_time=mask_time)
+    found = torch_peers.flex(pattern, *leaves, modes=modes, mask_time=False)
     out: dict[str, Pass] = {}
     for name, launch in found.items():
-        _try(out, name, lambda: Pass(launch, leaves, dout, launch.mask_ms))  # type: ignore[attr-defined]  # noqa: B023
+        _try(out, name, lambda: Pass(launch, leaves, dout))  # noqa: B023
     return out
 
 

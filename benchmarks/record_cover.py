@@ -75,13 +75,23 @@ LONGEST = 33_000  # tokens of a recorded problem: longer ones tell the same and 
 
 
 def problems_of(stated: Problem) -> Iterator[Problem]:
-    """The pattern's own problem (no longer than ``LONGEST``), half of it with fewer heads, two sequences of a quarter."""
+    """The pattern's own problem (no longer than ``LONGEST``), half of it with fewer heads, two sequences of a quarter; then
+    half of it, all of it with fewer heads, and four sequences of an eighth: what is best may change on the way.
+    """
     q_len, kv_len = stated.lengths[-1]
     while max(q_len, kv_len) > LONGEST:
         q_len, kv_len = q_len // 2, kv_len // 2
     heads, kv_heads = stated.heads, stated.kv_heads
     fewer = (heads // 2, max(kv_heads // 2, 1)) if heads % 2 == 0 else (heads, kv_heads)
-    made = (heads, kv_heads, 1, 1), (*fewer, 1, 2), (heads, kv_heads, 2, 4)
+    whole = heads, kv_heads
+    made = [
+        (*whole, 1, 1),
+        (*fewer, 1, 2),
+        (*whole, 2, 4),
+        (*whole, 1, 2),
+        (*fewer, 1, 1),
+        (*whole, 4, 8),
+    ]
     for h, hkv, batch, part in made:
         if h % hkv == 0:
             yield Problem(

@@ -44,7 +44,7 @@ class SparseAttention(nn.Module):
         kernels: ``compile`` builds what is not stored, ``load`` takes stored artifacts alone.
         tune: of ``compile``, as in ``sparsegen.compile``; ``off`` measures nothing.
         deterministic: gradients are the same to the bit from run to run; ``False`` as in ``sparsegen.compile``.
-        workspace: as in ``sparsegen.compile``: not offered yet.
+        workspace: bytes for dS, as in ``sparsegen.compile``.
         lengths: typical lengths, as in ``Problem``; default: the pattern's own.
         store: where artifacts are; default: the user's cache.
         device, dtype: of the parameters.

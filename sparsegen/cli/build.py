@@ -69,7 +69,7 @@ def compile(
         typer.Option(
             min=1,
             metavar="BYTES",
-            help="Gradients for calls with a workspace. Not offered yet: an error says why.",
+            help="Gradients for calls that may take so many bytes for dS.",
         ),
     ] = None,
     jobs: Jobs = None,

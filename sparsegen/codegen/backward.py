@@ -44,6 +44,8 @@ class BackwardSource(KernelSource):
     shift: int = 0
     sums: bool = False
     walks: bool = False
+    # launches that store STATS of their rows, so that a pass that has them all needs no launch that prepares
+    prepares: tuple[int, ...] = ()
     design: str = SPLIT  # or another design's name, see ``backward_fused``
 
     @property
@@ -112,6 +114,8 @@ def render_backward(
         backward_hopper.NARROW,
     )
     special = hopper_plan(narrow, source.grids, problem.dtype, source.sums)
+    if special is not None:
+        special = replace(special, prepares=backward_hopper.preparing(narrow, special))
     return replace(source, hopper=_hopper(source, which, narrow, special)) if special else source
 
 
@@ -134,6 +138,7 @@ def _hopper(
         parameters=tuple(zip(special.parameters, special.types)),
         constexprs=special.constexprs,
         launches=tuple(launch.number for launch in special.launches.values()),
+        prepares=special.prepares,
     )
 
 

@@ -40,7 +40,6 @@ from sparsegen.spec.problem import Problem
 TEMPLATE = "backward_fused"
 SUMS = "SUMS"  # dQ without the scale, float32
 CONSUMERS = 2
-OWN_KNOBS = ("EDGES_FIRST",)  # that the kernel of keys does not have
 # A product reads columns of K from shared memory that lies in units of 128 bytes: half a chunk is whole ones of them.
 HALVED = 128
 
@@ -76,10 +75,9 @@ def unfit(config: LaunchConfig, problem: Problem, gpu: Gpu) -> str | None:
 
 
 def starts(problem: Problem, gpu: Gpu) -> tuple[LaunchConfig, ...]:
-    """Configurations to measure first: the default, other orders of tiles, fewer tiles in flight, fewer heads."""
+    """Configurations to measure first: the default, one head after the other, fewer tiles in flight, no loop of full tiles."""
     default = default_config(problem, gpu)
-    orders: list[dict[str, Any]] = [{}, {"EDGES_FIRST": True}, {"TEST_ALL": True}]
-    steps = [*orders, {"STAGES": 2}, {"GROUP_HEADS": 1}]
+    steps: list[dict[str, Any]] = [{}, {"GROUP_HEADS": 1}, {"STAGES": 2}, {"TEST_ALL": True}]
     found = [LaunchConfig.of(default.as_dict() | step) for step in steps]
     fits = [c for c in found if unfit(c, problem, gpu) is None]
     return tuple(dict.fromkeys(fits))
@@ -152,8 +150,7 @@ def _plan(
 ) -> tuple[BackwardPlan, tuple[Grid, ...]]:
     """That of the kernel of keys with tiles of one size, and the launch that turns SUMS into DQ behind all others."""
     which = load_template(TEMPLATE)
-    special = (*backward_hopper.OWN_KNOBS, *OWN_KNOBS)
-    knobs = tuple(x for x in which.constexprs if x not in special)
+    knobs = tuple(x for x in which.constexprs if x not in backward_hopper.OWN_KNOBS)
     made = make_backward_plan(
         pattern,
         schedule,
@@ -220,14 +217,13 @@ def _with_queries(
     parameters, types = zip(*given[:first], *added, *given[first:])
     room = ["ds_smem", *(f"dq_smem{x.index}" for x in parts)]
     room += ["ds_ready", "own_done"] if any(x.halves for x in parts) else []
-    constexprs = (*OWN_KNOBS, *special.constexprs)
+    constexprs = special.constexprs
     typed = [f"{c}: gl.constexpr" for c in constexprs]
     shared = [*_shared(special), *room]
     plan_with = replace(
         special,
         parameters=parameters,
         types=types,
-        constexprs=constexprs,
         parameter_lines=lines_of([*parameters, *typed]),
         inner_parameter_lines=lines_of([*shared, *parameters, *typed]),
         inner_argument_lines=lines_of([*shared, *parameters, *constexprs]),

@@ -104,8 +104,8 @@ def starts(
 ) -> tuple[dict[str, Any], ...]:
     """Configurations to measure first, from a portable ``default`` on.
 
-    Two consumers with the largest visited tiles and then most stages that fit, testing masks at the edges or everywhere;
-    the same with smaller tiles; and one consumer, of which two programs share a multiprocessor.
+    Two consumers with the largest visited tiles and then most stages that fit; one consumer, of which two programs share
+    a multiprocessor and hide each other's start and end; and the first with other tests of masks and smaller tiles.
     """
     own = {**default, "KERNEL": "hopper", "num_warps": 4, "GROUP_HEADS": 4}
     tiles = [{"BLOCK_N": n, "STAGES": stages} for n in (128, 64, 32) for stages in (3, 2)]
@@ -122,7 +122,7 @@ def starts(
     large = fitting(128, gpu.shared_bytes)
     small = fitting(64, gpu.shared_bytes // 2)
     everywhere = [large[0] | {"TEST_ALL": True}] if large else []
-    return (*large[:1], *everywhere, *large[1:2], *small[:1])
+    return (*large[:1], *small[:1], *everywhere, *large[1:2])
 
 
 # ---- the plan ----
@@ -183,6 +183,18 @@ def hopper_plan(
         sums=sums,
         sum_names=_sum_names(plan),
     )
+
+
+def preparing(plan: BackwardPlan, special: HopperBackwardPlan) -> tuple[int, ...]:
+    """The launches of queries that write first, if they can do without the launch that prepares: they have dO at hand.
+
+    Sinks and the null key have gradients of their own in that launch, and a split launch has each row several times.
+    """
+    first = [x for x in plan.launches if x.kind == "sweep" and not x.chained]
+    here = all(x.function in special.launches and not x.cut for x in first)
+    if plan.part != QUERIES or plan.sink_logits or plan.null_key or not here:
+        return ()
+    return tuple(special.launches[x.function].number for x in first)
 
 
 def _sum_names(plan: BackwardPlan) -> tuple[str, ...]:

@@ -104,6 +104,8 @@ class HopperBackwardPlan:
     widths: tuple[int, ...]  # of the column chunks
     sums: bool  # gradients are float32, and later launches add to them
     sum_names: tuple[str, ...]  # of a tile's gradients by column chunks, as products add to them
+    # launches, by number, that compute delta of their rows and store STATS; () where the launch before them has to
+    prepares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

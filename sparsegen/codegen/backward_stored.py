@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ TEMPLATE = "backward_stored"
 DS = "DS"  # [B, H, queries, keys] in the dtype of q, see ``launch.backward_shares``
 RUNS = (1, 1)  # the only view of rows that boxes of dS have
 OTHER_ROWS = "dS is stored in boxes of runs; this schedule has other rows"
+SHARED_BOXES = "dS is stored in whole boxes, and several segments would have cells of one box"
 VISITED = 64  # queries that a tile of keys visits
 # Tiles of dQ begin at a multiple of so many keys, counted from the call's first one, which is the first of a row of DS:
 # ``launch.backward_boxes.takes_all`` leaves others to the split kernels.  The last coordinate of a box has to be a multiple of
@@ -79,20 +80,22 @@ def unfit(config: LaunchConfig, problem: Problem, gpu: Gpu, part: str) -> str | 
 
 
 def starts(problem: Problem, gpu: Gpu, part: str) -> tuple[LaunchConfig, ...]:
-    """Configurations to measure first: the default, testing masks everywhere, smaller tiles."""
+    """Configurations to measure first: the default, one consumer, testing masks everywhere, smaller tiles."""
     default = default_config(problem, gpu, part)
-    steps: list[dict[str, Any]] = [{}, {"TEST_ALL": True}, {"STAGES": 2}]
+    steps: list[dict[str, Any]] = [{}, {"BLOCK_M": 64, "BLOCK_N": 64, "STAGES": 2}]
+    steps += [{"TEST_ALL": True}, {"STAGES": 2}]
     steps += [{"BLOCK_N": 64, "STAGES": 4}] if part == QUERIES else []
     found = [LaunchConfig.of(default.as_dict() | step) for step in steps]
     return tuple(dict.fromkeys(c for c in found if unfit(c, problem, gpu, part) is None))
 
 
 def shared_bytes(knobs: Mapping[str, Any], problem: Problem, part: str) -> int:
-    """Shared memory of a program: of keys that of the split kernel and two tiles of dS; of queries the rings and room for dQ."""
+    """Shared memory of a program: of keys that of the split kernel and a consumer's boxes of dS, one or two; of queries the
+    rings and room for dQ."""
     rows, visited = int(knobs["BLOCK_M"]), int(knobs["BLOCK_N"])
     if part == KEYS:
         own = backward_hopper.shared_bytes(knobs, problem, OUTPUTS[KEYS])
-        return own + 2 * rows * visited * 2
+        return own + rows // hopper.ROWS * rows * visited * 2
     columns = sum(c.width for c in chunks(problem.head_dim))
     return 2 * (rows * columns + int(knobs["STAGES"]) * visited * (columns + rows)) + 1024
 
@@ -108,6 +111,8 @@ def uncovered(pattern: Pattern, schedule: Schedule, problem: Problem, part: str)
         return "stored dS has none of the null key"
     if len(schedule.classes) > 1:
         return "stored dS is for patterns with one mask for all heads"
+    if part == KEYS and sum(len(w.segments) for c in schedule.classes for w in c.sweeps) > 1:
+        return SHARED_BOXES
     for x in gradient_launches(schedule, part):
         own = x.grid.queries, x.grid.described
         if not x.grid.combine and own != (RUNS, (RUNS,)):
@@ -132,10 +137,7 @@ def render_stored(
     special = hopper_plan(plan, grids, problem.dtype, sums)
     assert special is not None  # it covers every sweep
     special = _with_ds(plan, special)
-    whole = [x for x, grid in zip(plan.launches, grids) if grid.rows is None]
-    return gradient_source(
-        which, schedule, problem, plan, grids, STORED, special, boxed={x.function for x in whole}
-    )
+    return gradient_source(which, schedule, problem, plan, grids, STORED, special)
 
 
 def _plan(
@@ -250,22 +252,10 @@ def _shared(special: HopperBackwardPlan) -> list[str]:
     return names[: len(names) - len(special.parameters) - len(special.constexprs)]
 
 
-def parts_uncovered(
-    pattern: Pattern, queries: Sequence[Schedule], keys: Sequence[Schedule], problem: Problem
-) -> str | None:
-    """Why no pair of these schedules can be run with stored dS, or None."""
-    for schedules, part in ((queries, QUERIES), (keys, KEYS)):
-        found = [uncovered(pattern, s, problem, part) for s in schedules]
-        if all(why is not None for why in found):
-            return found[0]
-    return None
-
-
 __all__ = [
     "DS",
     "TEMPLATE",
     "default_config",
-    "parts_uncovered",
     "render_stored",
     "shared_bytes",
     "starts",

@@ -108,7 +108,8 @@ class Plan:
 
     ``sources`` by name; only what is ``wanted`` is computed.  Of keys and values one alone is, where there is a kernel
     that gives it alone ("keys-DK", "keys-DV").  ``fused``: one kernel gives all three gradients.
-    ``workspace``: the kernels "stored-keys" and "stored-queries" do, with dS in so many bytes.  The plan keeps ``call`` and with it the memory of its tensors.
+    ``workspace``: the kernels "stored-keys" and "stored-queries" do, with dS in so many bytes.  ``prepared``: the launches
+    of queries are asked for and store STATS themselves.  The plan keeps ``call`` and with it the memory of its tensors.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Plan:
         wanted: Collection[str] = ALL,
         fused: bool = False,
         workspace: int | None = None,
+        prepared: bool = False,
     ):
         _check(sources, saved, call)
         self.call, self._block_rows = call, block_rows
@@ -128,7 +130,7 @@ class Plan:
         self._rest = self._given(saved)
         self._drawn: dict[str, dict[str, Any]] = {}  # tables, by source
         queries = sources[QUERIES]
-        self._stages = [self._prepare(queries)]
+        self._stages = [self._prepare(queries, prepared)]
         if fused:
             self._stages.append(self._fused(sources[FUSED]))
             return
@@ -167,14 +169,17 @@ class Plan:
 
     # ---- stages ----
 
-    def _prepare(self, source: BackwardSource) -> Stage:
-        """Launch 0 of the queries: LSE and delta of all rows, and the parts of sink logits and null key."""
+    def _prepare(self, source: BackwardSource, prepared: bool) -> Stage:
+        """Launch 0 of the queries: LSE and delta of all rows, and the parts of sink logits and null key.
+
+        ``prepared``: other launches do that; what they fill is made here.
+        """
         s, call = self._sizes, self.call
         tiles = -(-s.q_rows // self._block_rows(source, 0))
         null = () if call.null_key is None else [t.shape[1] for t in call.null_key]
         rows = (s.batch, s.heads, s.q_rows)
         stage = Stage(rooms.prepared(rows, tiles, call.sink_logits is not None, null))
-        if tiles:
+        if tiles and not prepared:
             unused = {"DQ": "STATS", "PARTIAL_DQ": "STATS"}  # not written by this launch
             step = self._step(source, 0, tiles, s.batch * s.heads, WHOLE, unused)
             stage.steps.append(step)

@@ -140,10 +140,22 @@ class Prepared:
         self.fused = not reproducible() and self._takes((FUSED,), saved, call, wanted)
         stored = kernel.workspace is not None and self._takes(STORED_PAIR, saved, call, wanted)
         self.workspace = kernel.workspace if stored and not self.fused else None
-        design = self.fused, self.workspace
+        design = self.fused, self.workspace, self._prepared(wanted)
         self._plan = Plan(kernel.sources, self._block_rows, saved, call, wanted, *design)
         # by number of the step: the launch, and the memory whose addresses it takes
         self._launches: dict[int, tuple[Launchable, tuple[str, ...]]] = {}
+
+    def _prepared(self, wanted: Collection[str]) -> bool:
+        """Whether all first launches of queries are in the pass, and by a text that stores STATS."""
+        if self.fused or self.workspace is not None or "q" not in wanted:
+            return False
+        source = self._kernel.sources[QUERIES]
+        config = self._kernel.configs[QUERIES]
+        special = source.hopper
+        if special is None or not isinstance(special, BackwardSource) or not special.prepares:
+            return False
+        texts = (sig.unit(source, config, self._used[QUERIES, i], i)[0] for i in special.prepares)
+        return all(text is special for text in texts)
 
     def _takes(
         self, names: Sequence[str], saved: Saved, call: Call, wanted: Collection[str]

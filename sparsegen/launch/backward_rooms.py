@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sparsegen.codegen.grids import Grid
 
 MOST_PARTIALS = 64 << 20  # bytes of partial sums of a split launch: fewer and longer chunks beyond
+SPLIT_ROWS = 64  # of a program of a split launch, about
+AT_ONCE = 256  # programs of split launches: two on every multiprocessor of an H100 or H200, and some more on others
 # float32 a query row: LSE in log2 units, delta, and two of no use, see ``unpack`` of the template
 STATS = 4
 WHOLE = MappingProxyType({"chunks": 1, "chunk": 0})  # of a launch that is not split
@@ -65,14 +67,20 @@ def summed(
     split = [g.rows_of(rows[2]) for g in grids if g.split]
     if not split:
         return found, WHOLE
-    states = rows[0] * rows[1] * max(split)
-    chunks, chunk = bounded_chunks(other, 4 * states * sum(outputs.values()))
+    heads = rows[0] * rows[1]
+    states = heads * max(split)
+    tiles = heads * -(-max(split) // SPLIT_ROWS)
+    chunks, chunk = bounded_chunks(other, 4 * states * sum(outputs.values()), tiles)
     found |= {f"PARTIAL_{name}": Room((states * chunks * n,)) for name, n in outputs.items()}
     return found, {"chunks": chunks, "chunk": chunk}
 
 
-def bounded_chunks(entries: int, bytes_each: int) -> tuple[int, int]:
-    """Chunks of a split launch, and entries in each: fewer where their partial sums would take too much memory."""
+def bounded_chunks(entries: int, bytes_each: int, tiles: int) -> tuple[int, int]:
+    """Chunks of a split launch of so many ``tiles``, and entries in each.
+
+    Fewer than a forward pass has where all programs would not run at once, for each has its start and its end; and where
+    their partial sums would take too much memory.
+    """
     chunks, chunk = chunks_of(entries)
-    most = max(1, MOST_PARTIALS // max(bytes_each, 1))
+    most = max(1, min(MOST_PARTIALS // max(bytes_each, 1), AT_ONCE // max(tiles, 1)))
     return (chunks, chunk) if chunks <= most else (most, -(-entries // (most * 128)) * 128)

@@ -15,7 +15,6 @@ from sparsegen.artifact.store import Store
 from sparsegen.errors import InputError
 from sparsegen.spec.gpu import current_gpu, find_gpu
 from sparsegen.spec.pattern import Pattern
-from sparsegen.tune import gradient_designs
 
 
 @dataclass(frozen=True)
@@ -137,15 +136,14 @@ def build(
     ``sparsegen.compile``; ``stored``: gradients for calls with a workspace.
     Errors are those of ``artifact.build.ensure``.
     """
-    if stored:
-        gradient_designs.refuse_stored()
     spec = Pattern.from_yaml(pattern)
     found = current_gpu()
     request = ask(spec, None, None if gpu is None else find_gpu(gpu))
     wanted, trains = request.gpu, BACKWARD in passes_of(passes, request.problem)
-    if not trains and not deterministic:
+    asked = "a workspace" if stored else "" if deterministic else "deterministic=False"
+    if asked and not trains:
         raise InputError(
-            f"deterministic=False is about gradients, and {spec.name} is built without: "
+            f"{asked} is about gradients, and {spec.name} is built without: "
             "ask for them with passes forward,backward"
         )
     here = found is not None and found.name == wanted.name

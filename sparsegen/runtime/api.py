@@ -24,7 +24,6 @@ from sparsegen.runtime.reference import ReferenceAttend
 from sparsegen.spec.gpu import Gpu, current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
-from sparsegen.tune import gradient_designs
 
 if TYPE_CHECKING:
     from sparsegen.artifact.gradients import GradientCompiler
@@ -63,8 +62,9 @@ def compile(
             names, else forward alone.  Each gradient kernel is tuned as long as the forward one.
         deterministic: gradients are the same to the bit from run to run.  ``False`` allows a fused kernel on sm_90, which
             adds dQ up in no fixed order; it is taken where it measures faster.
-        workspace: bytes that a backward pass may take for dS.  Not offered yet: a number is an ``UnsupportedError``
-            (docs/backward.md, "Stored dS").
+        workspace: bytes that a backward pass may take for dS, so that two products a tile are saved on sm_90; a call whose
+            dS of one key head is larger is an ``InputError``.  Problems that it is of no use for have the kernels of no
+            workspace, and their artifact says why (docs/backward.md, "Stored dS").
         backend: ``triton``, or ``reference`` for the dense float64 reference on any device.
         jobs: parallel compile processes.
 
@@ -251,7 +251,6 @@ def _check_designs(deterministic: Any, workspace: Any) -> None:
         raise InputError(
             "workspace is for gradients that are the same to the bit; deterministic=False needs none: leave one of them out"
         )
-    gradient_designs.refuse_stored()
 
 
 def _with_workspace(kernel: BackwardKernel, workspace: int | None) -> BackwardKernel:

@@ -24,6 +24,7 @@ Guards = tuple[tuple[Lin, ...], ...]
 SHORTEST_RUN = 16  # rows in a row; remainders of q that hold for fewer never fill a tile
 SMALLEST_BLOCK = 16  # rows and keys of a kernel's smallest tile; a smaller full part is no use
 FAR_AWAY = 1 << 21  # positions at which full parts are looked for
+FAR_KEYS = 1 << 28  # the last key there: beyond what a transposed schedule adds to positions
 FIRSTS = 12  # first digits tried on a lower axis
 TOPS = (
     *range(0, 20, 3),
@@ -114,13 +115,13 @@ def places(tiling: Tiling) -> tuple[dict[str, Any], tuple[int, ...]]:
         step = tiling.q_cuts[-1]
         env |= _digits(tiling, m)
         last = env[f"x{len(tiling.q_cuts)}_last"]
-        env["k_last"] = np.where(last % 2 == 0, FAR_AWAY * step, (last + 1) * step)
+        env["k_last"] = np.where(last % 2 == 0, max(FAR_AWAY * step, FAR_KEYS), (last + 1) * step)
         shape = last.shape
     else:
         near, far = np.arange(0, 1 << 13, m), np.arange(0, FAR_AWAY, 37 * m)
         first = np.concatenate([near, far, near])
         env |= {"q_first": first, "q_last": first + m - 1}
-        env["k_last"] = np.concatenate([near * 0 + FAR_AWAY, far * 0 + FAR_AWAY, near + 2 * m])
+        env["k_last"] = np.concatenate([near * 0 + FAR_KEYS, far * 0 + FAR_KEYS, near + 2 * m])
         shape = first.shape
     env["kv_len"] = env["k_last"] + 1
     return env, shape

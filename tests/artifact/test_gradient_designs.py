@@ -15,6 +15,7 @@ from sparsegen.artifact.gradients import GradientCompiler
 from sparsegen.artifact.key import installed
 from sparsegen.artifact.store import Store
 from sparsegen.codegen import load_template
+from sparsegen.codegen.backward_stored import OTHER_ROWS, SHARED_BOXES, uncovered
 from sparsegen.codegen.gradient_template import gradient_template
 from sparsegen.errors import CacheMiss, InputError, UnsupportedError
 from sparsegen.launch.backward_boxes import FUSED_GUARD, STORED_GUARD
@@ -164,24 +165,50 @@ def test_an_artifact_without_it(store: Store) -> None:
 STORING = GradientCompiler(stored=True)
 
 
-def test_why_dS_cannot_be_stored() -> None:
-    problem = Problem(head_dim=32, heads=2)
+WIDE = {"head_dim": 128, "value_dim": 128}
+
+
+def test_why_dS_is_not_stored() -> None:
+    problem = Problem(**WIDE, heads=2)
     null = Pattern.from_dict({"name": "null", "mask": "causal", "null_key": True})
     heads = [{"heads": 0, "mask": "full"}, {"heads": "rest", "mask": "causal"}]
+    sinks = {"all_of": ["causal", {"any_of": [{"window": {"size": 64}}, {"sink": {"tokens": 4}}]}]}
     for pattern, gpu, said in (
         (TINY, A100, "KERNEL=hopper needs sm_90, nvidia-a100 is another architecture"),
         (null, H200, "stored dS has none of the null key"),
-        (DRAWN, H200, "dS is stored in boxes of runs; this schedule has other rows"),
+        (DRAWN, H200, OTHER_ROWS),
         (Pattern.from_dict({"name": "h", "heads": heads}), H200, "stored dS is for patterns with one mask for all heads"),
+        (Pattern.from_dict({"name": "s", "mask": sinks}), H200, SHARED_BOXES),
     ):  # fmt: skip
         assert designs.why_not_stored(pattern, problem, gpu) == said
     assert designs.why_not_stored(TINY, problem, H200) is None
 
 
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 120])
+def test_narrow_heads_have_the_split_kernels(head_dim: int) -> None:
+    problem = Problem(head_dim=head_dim, value_dim=128, heads=2)
+    said = "for head_dim below 128 the split kernels are as fast"
+    assert designs.why_not_stored(TINY, problem, H200) == said
+    assert "needs sm_90" in str(designs.why_not_stored(TINY, problem, A100))
+
+
+def test_no_schedule_that_visits_more_is_taken_to_store_dS() -> None:
+    """dS of this mask could be stored over runs, which have 64 times the tiles of its residue classes."""
+    problem = Problem(**WIDE, heads=2, lengths=((4096, 4096),))
+    runs = [
+        c.schedule
+        for c in part_candidates(DILATED, problem, "keys")
+        if uncovered(DILATED, c.schedule, problem, "keys") is None
+    ]
+    assert [s.label for s in runs] == ["runs"]
+    assert designs.why_not_stored(DILATED, problem, H200) == OTHER_ROWS
+
+
 @needs_triton
 def test_an_artifact_for_calls_with_a_workspace(store: Store) -> None:
-    artifact = ensure(TINY, None, H200, store=store, builder=STORING)
-    decision, problem = artifact.manifest.decision, ask(TINY, None, H200).problem
+    problem = replace(ask(TINY, None, H200).problem, **WIDE)
+    artifact = ensure(TINY, problem, H200, store=store, builder=STORING)
+    decision = artifact.manifest.decision
     assert artifact.key.template == "backward_stored"
     assert {"queries", "keys", *designs.STORES} <= set(decision.kernels)
     assert decision.label == "dQ runs; dK, dV runs; stored dQ runs; dK, dV runs"
@@ -190,7 +217,7 @@ def test_an_artifact_for_calls_with_a_workspace(store: Store) -> None:
     assert all(sources[name].hopper is not None for name in designs.STORES)
     (guard,) = {v.guard for v in decision.variants if v.name.startswith("stored-")}
     assert guard.endswith(STORED_GUARD)
-    assert load(TINY, None, H200, store=store, builder=STORING).path == artifact.path
+    assert load(TINY, problem, H200, store=store, builder=STORING).path == artifact.path
 
 
 @needs_triton

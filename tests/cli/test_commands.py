@@ -116,6 +116,8 @@ def test_wrong_name_suggests_close_ones() -> None:
         ["bench", "causal", "--lengths", "8x2147483649"],
         ["compile", "causal", "--tune", "always"],
         ["compile", "causal", "--gpu", "a100", "--budget", "60"],
+        ["compile", "causal", "--gpu", "a100", "--workspace", "0"],
+        ["compile", "causal", "--gpu", "a100", "--workspace", "9", "--no-deterministic"],
         ["tune", "--cover", "x.jsonl", "--budget", "60"],
         ["tune", "--cover", "x.jsonl", "--jobs", "1"],
         ["tune", "--cover", "x.jsonl", "--storage", "x"],
@@ -311,7 +313,6 @@ def test_compile_builds_the_passes_it_is_asked_for(
         name = type(builder).__name__
         asked.append(name + " in any order" * free + " with dS stored" * stored)
 
-    monkeypatch.setattr("sparsegen.tune.gradient_designs.NOT_OFFERED", None)
     monkeypatch.setattr(built_module, "ensure", ensure)
     monkeypatch.setattr(built_module.Built, "as_dict", lambda self: {})
     monkeypatch.setattr(built_module.Built, "text", lambda self: "")
@@ -319,10 +320,14 @@ def test_compile_builds_the_passes_it_is_asked_for(
     assert asked == passes
 
 
-def test_compile_in_any_order_needs_gradients() -> None:
-    words = ["--passes", "forward", "--no-deterministic"]
-    done = sparsegen_("compile", "causal", "--gpu", "a100", *words)
-    assert done.returncode == 1 and "deterministic=False is about gradients" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [(["--no-deterministic"], "deterministic=False"), (["--workspace", "1000"], "a workspace")],
+    ids=str,
+)
+def test_designs_of_gradients_need_gradients(words: list[str], asked: str) -> None:
+    done = sparsegen_("compile", "causal", "--gpu", "a100", "--passes", "forward", *words)
+    assert done.returncode == 1 and f"{asked} is about gradients, and causal" in done.stderr
 
 
 def test_compile_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +338,14 @@ def test_compile_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [(0, 2, "forward pass for nvidia-a100"), (1, 2, "gradients for nvidia-a100")]
 
 
-def test_compile_refuses_a_workspace() -> None:
-    done = sparsegen_("compile", "causal", "--gpu", "a100", "--workspace", "1000")
-    assert done.returncode == 1 and "workspace is not offered yet" in done.stderr
+def test_compile_says_why_a_workspace_is_of_no_use(tmp_path: Path) -> None:
+    """Nothing is refused on a GPU that cannot store dS: the split kernels are built, and the reason is told."""
+    small = tmp_path / "small.yaml"
+    small.write_text("name: small\nmask: causal\nproblem: {head_dim: 16, heads: 2}\n")
+    words = ["compile", str(small), "--gpu", "a100", "--passes", "backward", "--workspace", "1000"]
+    done = sparsegen_(*words, SPARSEGEN_CACHE=str(tmp_path / "cache"))
+    said = "; design: split, KERNEL=hopper needs sm_90, nvidia-a100 is another architecture\n"
+    assert done.returncode == 0 and said in done.stdout
 
 
 def test_compile_names_a_pass_that_does_not_exist() -> None:

@@ -170,12 +170,16 @@ def gradients_of(
 
 
 def compare(
-    run: Run, ran: tuple[str, str] = ("ph", "h"), turned: Schedule | None = None, **given: Any
+    run: Run, ran: tuple[str, str] = ("h", "h"), turned: Schedule | None = None, **given: Any
 ) -> GradientsOnMachine:
-    """Kernels against float64 autograd; ``ran``: texts of the launches of queries and of keys."""
+    """Kernels against float64 autograd; ``ran``: texts of the launches of queries and of keys.
+
+    Sinks and the null key have a launch before all others; else the first ones of queries prepare.
+    """
     kernel = kernel_of(run, turned)
     saved, want, extras = saved_of(run, **given)
     got = gradients_of(kernel, run, saved, **extras)
-    assert (kernel.ran["queries"], kernel.ran["keys"]) == ran
+    before = "p" * (run.pattern.sink_logits or run.pattern.null_key)
+    assert (kernel.ran["queries"], kernel.ran["keys"]) == (before + ran[0], ran[1])
     judge(case_of(run), got, want)
     return kernel

@@ -24,10 +24,10 @@ def run_of(name: str, q_len: int, kv_len: int, /, settings: Any = None, **more: 
     return Run(name, pattern_of(MASKS[name], **(settings or {})), q_len, kv_len, **more)
 
 
-# Texts of the launches of queries (the first one prepares) and of keys, where all that can be is warp-specialised: the
-# last launch of a split sweep adds partial sums.
-ALL = ("ph", "h")
-TEXTS = {"sinks": ("ph", "hhp"), "strided": ("ph", "hh"), "longformer": ("ph", "hhp")}
+# Texts of the launches of queries and of keys, where all that can be is warp-specialised: the last launch of a split sweep
+# adds partial sums.  ``compare`` adds the launch that prepares where there is one.
+ALL = ("h", "h")
+TEXTS = {"sinks": ("h", "hhp"), "strided": ("h", "hh"), "longformer": ("h", "hhp")}
 
 
 # ---------------------------------------------------------------------- lengths, dims, knobs
@@ -116,13 +116,13 @@ def test_what_is_not_asked_for(wanted: str) -> None:
 # ---------------------------------------------------------------------- schedules of the search
 SEARCHED: list[tuple[str, str, tuple[int, int], str]] = [
     # pattern, schedule of queries, lengths, texts of its launches
-    ("strided", "runs + mod 16", (256, 256), "phh"),
-    ("strided", "runs + mod 16", (96, 256), "phh"),
-    ("strided", "runs + mod 16", (130, 130), "php"),  # no whole periods
-    ("dilated", "mod 4", (200, 300), "ph"),
-    ("fixed", "runs + keys mod 16", (200, 256), "ph"),
-    ("longformer", "runs + split rows", (200, 200), "phhp"),
-    ("neighborhood", "box 8 of 8", (512, 512), "ph"),
+    ("strided", "runs + mod 16", (256, 256), "hh"),
+    ("strided", "runs + mod 16", (96, 256), "hh"),
+    ("strided", "runs + mod 16", (130, 130), "hp"),  # no whole periods
+    ("dilated", "mod 4", (200, 300), "h"),
+    ("fixed", "runs + keys mod 16", (200, 256), "h"),
+    ("longformer", "runs + split rows", (200, 200), "hhp"),
+    ("neighborhood", "box 8 of 8", (512, 512), "h"),
     ("bigbird", "runs + split rows", (48, 64), "pphp"),
 ]
 
@@ -172,13 +172,13 @@ def test_schedules_of_keys(name: str, label: str, lengths: tuple[int, int], ran:
 
 # ---------------------------------------------------------------------- schedules written by hand
 BY_HAND: dict[str, tuple[tuple[int, int], str]] = {
-    "strided": ((96, 96), "phh"),
-    "columns first": ((96, 160), "phh"),
-    "few rows": ((60, 345), "phh"),
-    "split rows": ((30, 330), "phhp"),
-    "split boxes": ((10, 310), "phpp"),  # boxes wider than a descriptor's group
+    "strided": ((96, 96), "hh"),
+    "columns first": ((96, 160), "hh"),
+    "few rows": ((60, 345), "hh"),
+    "split rows": ((30, 330), "hhp"),
+    "split boxes": ((10, 310), "hpp"),  # boxes wider than a descriptor's group
     "nothing first": ((70, 70), "pph"),
-    "stripes": ((40, 96), "ph"),
+    "stripes": ((40, 96), "h"),
 }
 
 
@@ -253,8 +253,8 @@ def test_features(name: str, settings: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------- calls
 CALLS = {
     # name: (per-batch lengths, texts): what is visited must have no rows that are no rows of the call
-    "q_lengths": ("ph", "ppp"),
-    "kv_starts": ("ph", "hhp"),
+    "q_lengths": ("h", "ppp"),
+    "kv_starts": ("h", "hhp"),
     "kv_lengths": ("pp", "hhp"),
 }
 
@@ -301,7 +301,7 @@ def test_zero_strides_go_by_pointers() -> None:
     assert kernel.ran == {"queries": "pp", "keys": "p"}
     same = kernel_of(run)
     again = gradients_of(same, run, replace(saved, dout=saved.dout.contiguous()))
-    assert same.ran == {"queries": "ph", "keys": "h"}
+    assert same.ran == {"queries": "h", "keys": "h"}
     assert all((a - b).abs().max() < 1e-5 for a, b in zip(flat(got), flat(again)))
 
 
@@ -326,5 +326,5 @@ def test_queries_that_all_lie_before_position_0() -> None:
     saved = replace(saved, out=torch.zeros_like(saved.out), lse=nothing)
     kernel = kernel_of(run)
     got = gradients_of(kernel, run, saved, q_start=-50, relative=0)
-    assert kernel.ran == {"queries": "ph", "keys": "h"}
+    assert kernel.ran == {"queries": "h", "keys": "h"}
     assert all((t == 0).all() for t in flat(got))

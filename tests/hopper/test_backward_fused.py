@@ -53,9 +53,9 @@ def test_patterns(name: str) -> None:
 KNOBS: list[dict[str, Any]] = [
     {"STAGES": 3},
     {"STAGES": 4, "TEST_ALL": True},
-    {"TEST_ALL": True, "EDGES_FIRST": True},
+    {"TEST_ALL": True},
     {"HEAVY_FIRST": False, "GROUP_HEADS": 1},
-    {"GROUP_HEADS": 4, "EDGES_FIRST": True},
+    {"GROUP_HEADS": 4},
 ]
 
 

@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from sparsegen.codegen.backward_stored import shared_bytes, uncovered
+from sparsegen.codegen.backward_stored import (
+    SHARED_BOXES,
+    render_stored,
+    shared_bytes,
+    uncovered,
+)
 from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.errors import InputError
+from sparsegen.errors import InputError, UnsupportedError
+from sparsegen.schedule.build import build
 from sparsegen.schedule.transpose import transpose
 from tests.hopper.backward_runs import case_of, gradients_of, saved_of
 from tests.hopper.registers import plain
-from tests.hopper.runs import Run
+from tests.hopper.runs import GPU, Run
 from tests.hopper.shared import Outgoing
 from tests.hopper.small_patterns import MASKS, extras, pattern_of
 from tests.hopper.stored_runs import compare_stored, stored_kernel_of
 from tests.kernels.gradients import flat, judge
-
-# texts of the launches of keys and of queries: the last of a split sweep adds partial sums
-TEXTS = {"sinks": ("hhp", "h"), "longformer": ("hhp", "h")}
 
 
 def run_of(name: str, q_len: int, kv_len: int, /, settings: Any = None, **more: Any) -> Run:
@@ -32,36 +35,38 @@ LENGTHS = [(64, 64), (65, 63), (1, 1), (1, 100), (100, 1), (300, 129), (129, 300
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize("name", ["sinks", "full"])
+@pytest.mark.parametrize("name", ["two-sided", "full"])
 def test_ragged_lengths(name: str, lengths: tuple[int, int]) -> None:
-    compare_stored(run_of(name, *lengths, seed=sum(lengths)), TEXTS.get(name, ("h", "h")))
+    compare_stored(run_of(name, *lengths, seed=sum(lengths)))
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "two-sided", "longformer"])
+@pytest.mark.parametrize("name", ["causal", "window", "two-sided", "full"])
 def test_patterns(name: str) -> None:
-    compare_stored(run_of(name, 192, 256), TEXTS.get(name, ("h", "h")))
+    compare_stored(run_of(name, 192, 256))
 
 
 # ---------------------------------------------------------------------- where boxes of dS may begin
 WINDOW = {"window": {"size": 230}}
-# masks that have tiles without edges, in ranges that begin anywhere; what their launches of keys run
-WIDE: list[tuple[Any, tuple[int, int], str]] = [
-    ("causal", (300, 341), "h"),
-    ("causal", (341, 300), "h"),
-    (WINDOW, (300, 341), "h"),
-    ({"predicate": "37 <= k and k <= q"}, (300, 341), "h"),
-    # the columns have a launch of their own, whose keys begin at 100: it has tiles without edges and stores no box
-    ({"predicate": "q >= k and (q - k < 40 or 100 <= k and k <= 250)"}, (300, 341), "hhp"),
-]
+WIDE: dict[str, tuple[Any, tuple[int, int]]] = {  # masks in ranges that begin anywhere
+    "longer": ("causal", (300, 341)),
+    "shorter": ("causal", (341, 300)),
+    "window": (WINDOW, (300, 341)),
+    "two-sided": (MASKS["two-sided"], (300, 341)),
+    "chunks": ({"chunks": {"size": 88}}, (341, 300)),
+    "from-37": ({"predicate": "37 <= k and k <= q"}, (300, 341)),
+}
 
 
-@pytest.mark.parametrize(
-    ("mask", "lengths", "ran"), WIDE, ids=["longer", "shorter", "window", "from-37", "columns"]
-)
+@pytest.mark.parametrize("knobs", [{}, {"BLOCK_M": 64}], ids=["two consumers", "one consumer"])
+@pytest.mark.parametrize("name", WIDE)
 def test_boxes_begin_at_any_query(
-    mask: Any, lengths: tuple[int, int], ran: str, monkeypatch: pytest.MonkeyPatch
+    name: str, knobs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Boxes that are stored lie inside of DS, at any query and at whole boxes of keys; all gradients are right."""
+    """Boxes that are stored begin inside of DS, at any query and at whole boxes of keys; none has a cell of another.
+
+    All gradients are right, so all visible cells are in boxes.
+    """
+    mask, lengths = WIDE[name]
     sent: list[tuple[Any, ...]] = []
 
     def sending(scheduler: Any, descriptor: Any, corner: Any, source: Any, adds: bool) -> Outgoing:
@@ -70,10 +75,15 @@ def test_boxes_begin_at_any_query(
         return Outgoing(scheduler, descriptor, corner, source, adds)
 
     monkeypatch.setattr("tests.hopper.machine.Outgoing", sending)
-    compare_stored(Run("wide", pattern_of(mask), *lengths), (ran, "h"))
+    compare_stored(Run("wide", pattern_of(mask), *lengths, knobs=knobs))
+    stored = torch.zeros(sent[0][1], dtype=torch.int32)
     for at, shape, box in sent:
-        assert at[3] % 64 == 0 and all(c >= 0 and c + n <= m for c, n, m in zip(at, box, shape))
-    assert any(at[2] % 8 for at, *_ in sent) == (ran == "h")
+        assert at[3] % 64 == 0 and all(0 <= c < m for c, m in zip(at, shape))
+        assert at[3] + box[3] <= shape[3] == stored.shape[3]
+        b, h, q, k = at
+        stored[b, h, q : q + box[2], k : k + box[3]] += 1
+    assert any(at[2] % 8 for at, *_ in sent)
+    assert stored.max() == 1
 
 
 def test_wide_tiles_of_keys() -> None:
@@ -89,7 +99,11 @@ def test_wide_tiles_of_keys() -> None:
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 64), (80, 40), (96, 96)], ids=str)
 def test_head_dims(dims: tuple[int, int]) -> None:
-    run = run_of("causal", 80, 150, head_dim=dims[0], value_dim=dims[1])
+    took_what_was_promised(run_of("causal", 80, 150, head_dim=dims[0], value_dim=dims[1]))
+
+
+def took_what_was_promised(run: Run) -> None:
+    """Shared memory, in a run whose gradients are right."""
     kernel = compare_stored(run)
     for name in ("stored-keys", "stored-queries"):
         source, config = kernel.sources[name], kernel.configs[name].as_dict()
@@ -97,18 +111,32 @@ def test_head_dims(dims: tuple[int, int]) -> None:
         assert kernel.shared_bytes[name] == taken
 
 
-KNOBS: list[dict[str, Any]] = [{"STAGES": 4}, {"TEST_ALL": True}, {"HEAVY_FIRST": False}]
+def test_two_programs_of_one_consumer_share_a_multiprocessor() -> None:
+    """Each has one place for boxes of dS."""
+    run = run_of("causal", 200, 150, head_dim=128, value_dim=128, knobs={"BLOCK_M": 64})
+    took_what_was_promised(run)
+    knobs = stored_kernel_of(run).configs["stored-keys"].as_dict()
+    assert 2 * shared_bytes(knobs, run.problem, "keys") <= GPU.shared_bytes
+
+
+KNOBS: list[dict[str, Any]] = [
+    {"STAGES": 4},
+    {"TEST_ALL": True},
+    {"HEAVY_FIRST": False},
+    {"BLOCK_M": 64},
+]
 
 
 @pytest.mark.parametrize("knobs", KNOBS, ids=str)
 def test_knobs(knobs: dict[str, Any]) -> None:
     heads = {"batch": 2, "heads": 4, "kv_heads": 2}
-    compare_stored(run_of("sinks", 150, 190, knobs=knobs, **heads), TEXTS["sinks"])
+    compare_stored(run_of("two-sided", 150, 190, knobs=knobs, **heads))
+    compare_stored(run_of("causal", 190, 150, knobs=knobs, **heads))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_to_the_bit_in_any_order(seed: int) -> None:
-    run = run_of("sinks", 200, 140)
+    run = run_of("two-sided", 200, 140)
     saved, _, _ = saved_of(run)
     first, again = (
         flat(gradients_of(stored_kernel_of(replace(run, seed=s)), run, saved))
@@ -128,8 +156,8 @@ FEATURES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("settings", FEATURES, ids="-".join)
 def test_features(settings: dict[str, Any]) -> None:
     for lengths in ((72, 92), (92, 24)):
-        run = run_of("sinks", *lengths, settings, head_dim=24, value_dim=40)
-        compare_stored(run, TEXTS["sinks"], **extras(run.pattern, 2, 1, 24, 40))
+        run = run_of("two-sided", *lengths, settings, head_dim=24, value_dim=40)
+        compare_stored(run, **extras(run.pattern, 2, 1, 24, 40))
 
 
 # ---------------------------------------------------------------------- shares
@@ -139,9 +167,9 @@ def test_features(settings: dict[str, Any]) -> None:
 def test_some_heads_at_a_time(workspace: int, shares: int) -> None:
     """Whole batch entries, then key heads of one, as many as fit."""
     alibi = {"alibi": True}
-    run = run_of("sinks", 140, 130, alibi, batch=3, heads=4, kv_heads=2)
+    run = run_of("two-sided", 140, 130, alibi, batch=3, heads=4, kv_heads=2)
     assert 2 * 140 * 192 * 2 == 107_520  # bytes of a key head: two query heads, rows of three boxes
-    ran = "hhp" * shares, "h" * shares
+    ran = "h" * shares, "h" * shares
     given = extras(run.pattern, 4, 2, 16, 16)
     kernel = compare_stored(run, ran, workspace, **given)
     taken = [t for t in kernel._memory.values() if t.ndim == 4 and t.shape[3] == 192]
@@ -169,6 +197,18 @@ def test_reasons() -> None:
         found = transpose(pattern, problem)
         schedules = [c.schedule for c in found.candidates]
         assert said in [uncovered(pattern, s, problem, "keys") for s in schedules]
+
+
+@pytest.mark.parametrize("name", ["sinks", "longformer", "strided"])
+def test_several_segments_are_refused(name: str) -> None:
+    """In the transposed schedule alone: dQ may be a product over several."""
+    pattern, problem = pattern_of(MASKS[name]), run_of(name, 1, 1).problem
+    found = transpose(pattern, problem)
+    for one in found.candidates:
+        assert uncovered(pattern, one.schedule, problem, "keys") == SHARED_BOXES
+        with pytest.raises(UnsupportedError, match=SHARED_BOXES):
+            render_stored(pattern, one.schedule, problem, "keys", found.shift)
+    assert uncovered(pattern, build(pattern, problem), problem, "queries") != SHARED_BOXES
 
 
 @pytest.mark.parametrize("wanted", ["q", "kv"])

@@ -186,7 +186,7 @@ def test_gradients_of_queries() -> None:
     saved, want, _ = saved_of(run)
     kernel = kernel_of(run)
     got = gradients_of(kernel, run, saved, "q")
-    assert kernel.ran == {"queries": "ph"}
+    assert kernel.ran == {"queries": "h"}
     assert (got.q - want[0]).abs().max() < 1e-4
 
 

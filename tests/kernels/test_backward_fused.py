@@ -80,9 +80,15 @@ def _cases() -> list[Case]:
 
 
 ALL = _cases()
-STORED = [
-    one for one in ALL if one.name in ("causal", "full", "sinks") and not one.pattern.null_key
+# masks whose transposed schedules have one segment, for dS is stored in whole boxes; knobs are those of the kernel of keys
+STORED = [one for one in ALL if one.name in ("causal", "full")]
+STORED += [
+    case("window", WINDOW, *lengths, knobs=knobs)
+    for lengths in ((700, 933), (1, 300), (933, 700))
+    for knobs in ({}, {"BLOCK_M": 64, "STAGES": 2})
 ]
+STORED += [case("-".join(s), "causal", 700, 933, s, knobs={"BLOCK_M": 64}) for s in FEATURES[:2]]
+STORED += [case("two-sided", {"window": {"radius": 90}}, 700, 933)]
 WORKSPACE = 3_000_000  # bytes of dS: some heads of these cases at a time
 
 
@@ -117,7 +123,7 @@ def kernels() -> dict[Case, BackwardKernel]:
 
 
 def _stored_pair(one: Case) -> Pair:
-    """The split kernels in their defaults, and those with stored dS."""
+    """The split kernels and dQ of stored dS in their defaults, and the kernel that stores it."""
     problem, gpu = problem_of(one), current_gpu()
     assert gpu is not None
     found = transpose(one.pattern, problem)
@@ -129,7 +135,8 @@ def _stored_pair(one: Case) -> Pair:
     ):
         source = backward_stored.render_stored(one.pattern, schedule, problem, part, shift)
         made[source.name] = source
-        configs[source.name] = backward_stored.default_config(problem, gpu, part)
+        own = backward_stored.default_config(problem, gpu, part).as_dict()
+        configs[source.name] = LaunchConfig.of(own | dict(one.knobs) if part == "keys" else own)
     return Pair(made, configs, Path(tempfile.mkdtemp(dir=FOLDER)))
 
 

@@ -108,9 +108,10 @@ def test_a_column_in_chunks_is_deterministic_and_bounded(monkeypatch: pytest.Mon
     saved, want, _ = expected(case, q, k, v, *random_gradients(case, q, v))
     first, again = (run(case, saved, turned, "kv") for _ in range(2))
     assert torch.equal(first.k, again.k) and torch.equal(first.v, again.v)
-    assert backward_rooms.bounded_chunks(600, 1024) == (3, 256)
+    assert backward_rooms.bounded_chunks(600, 1024, 1) == (3, 256)
+    assert backward_rooms.bounded_chunks(600, 1024, 100) == (2, 384)  # no more than run at once
     monkeypatch.setattr(backward_rooms, "MOST_PARTIALS", 1024)
-    assert backward_rooms.bounded_chunks(600, 1024) == (1, 640)
+    assert backward_rooms.bounded_chunks(600, 1024, 1) == (1, 640)
     fewer = run(case, saved, turned, "kv")
     assert torch.allclose(fewer.k.double(), want[1], atol=2e-2)
     assert torch.allclose(fewer.k, first.k, atol=2e-3)

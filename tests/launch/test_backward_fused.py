@@ -134,7 +134,6 @@ def test_parts_of_the_columns() -> None:
 # (pattern, problem, knobs, bytes spilled at most, with Triton 3.6 and with 3.9)
 KERNELS: dict[str, tuple[Pattern, Problem, dict[str, Any], int]] = {
     "causal 128": (CAUSAL, long(), {}, 176),
-    "causal 128, edges first": (CAUSAL, long(), {"EDGES_FIRST": True}, 152),
     "causal 128, all tested": (CAUSAL, long(), {"TEST_ALL": True}, 120),
     "causal 64": (CAUSAL, long(64), {"STAGES": 3}, 16),
     "causal 96": (CAUSAL, long(96, dtype="float16"), {}, 176),

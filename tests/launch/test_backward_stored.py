@@ -31,6 +31,8 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from tests.launch.hopper_gradients import CAUSAL, H200, STREAMING, inner_loops, long
 
+MISTRAL = Pattern.from_yaml("mistral_window_4096")
+
 
 def source_of(pattern: Pattern, problem: Problem, part: str) -> BackwardSource:
     if part == QUERIES:
@@ -81,6 +83,7 @@ def test_starts(part: str) -> None:
         problem = Problem(*dims)
         found = starts(problem, H200, part)
         assert found[0] == default_config(problem, H200, part)
+        assert {c["BLOCK_M"] for c in found} == {64, 128}
         assert all(unfit(c, problem, H200, part) is None for c in found)
         assert starts(problem, find_gpu("a100"), part) == ()
 
@@ -106,14 +109,19 @@ def test_rows_of_dS_are_whole_boxes(kv_rows: int, elements: int) -> None:
 
 
 # ---------------------------------------------------------------------- compiled for sm_90
-# (pattern, problem, part, bytes spilled at most, with Triton 3.6 and with 3.9)
-KERNELS: dict[str, tuple[Pattern, Problem, str, int]] = {
-    "keys causal 128": (CAUSAL, long(), KEYS, 256),
-    "keys causal 64": (CAUSAL, long(64), KEYS, 0),
-    "keys sinks 128": (STREAMING, long(), KEYS, 288),
-    "dQ causal 128": (CAUSAL, long(), QUERIES, 0),
-    "dQ causal 192": (CAUSAL, long(192, 128), QUERIES, 0),
-    "dQ sinks 128": (STREAMING, long(dtype="float16"), QUERIES, 0),
+ALONE = {"BLOCK_M": 64, "STAGES": 2}
+# (pattern, problem, part, knobs, bytes spilled at most, with Triton 3.6 and with 3.9)
+KERNELS: dict[str, tuple[Pattern, Problem, str, dict[str, Any], int]] = {
+    "keys causal 128": (CAUSAL, long(), KEYS, {}, 80),
+    "keys causal 128, one consumer": (CAUSAL, long(), KEYS, ALONE, 88),
+    "keys causal 128, all tested": (CAUSAL, long(), KEYS, {"TEST_ALL": True}, 48),
+    "keys causal 96": (CAUSAL, long(96), KEYS, {}, 16),
+    "keys causal 64": (CAUSAL, long(64), KEYS, {}, 0),
+    "keys window 128": (MISTRAL, long(), KEYS, {}, 88),
+    "dQ causal 128": (CAUSAL, long(), QUERIES, {}, 0),
+    "dQ causal 128, one consumer": (CAUSAL, long(), QUERIES, ALONE, 0),
+    "dQ causal 192": (CAUSAL, long(192, 128), QUERIES, {}, 0),
+    "dQ sinks 128": (STREAMING, long(dtype="float16"), QUERIES, {}, 0),
 }
 WAITS = {KEYS: 11, QUERIES: 3}  # WARPGROUP instructions of a loop at most
 TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared"  # 64 keys × 64 queries of a warpgroup: four
@@ -123,13 +131,14 @@ TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared"  # 64 keys × 64 queries o
 def test_compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     """No more spills and shared memory than promised, and products that run side by side."""
     root, jobs = tmp_path_factory.mktemp("stored"), {}
-    for name, (pattern, problem, part, _) in KERNELS.items():
-        source, config = source_of(pattern, problem, part), default_config(problem, H200, part)
+    for name, (pattern, problem, part, knobs, _) in KERNELS.items():
+        source, default = source_of(pattern, problem, part), default_config(problem, H200, part)
+        config = LaunchConfig.of(default.as_dict() | knobs)
         assert unfit(config, problem, H200, part) is None
         jobs[name] = Job(source, config, "fast", H200, root / name.replace(" ", "_"))
     for name, outcome in zip(jobs, compile_many(list(jobs.values()))):
         assert outcome.binary is not None, f"{name}: {outcome.error}"
-        source, (_, problem, part, most) = jobs[name].source, KERNELS[name]
+        source, (_, problem, part, knobs, most) = jobs[name].source, KERNELS[name]
         assert source.hopper is not None
         promised = shared_bytes(jobs[name].config.as_dict(), problem, part)
         for launch in source.hopper.launches:
@@ -140,6 +149,5 @@ def test_compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
             assert spills is not None and spills <= most, f"{name}: {spills}"
             loops = inner_loops(listing_of(folder / f"{entry}.cubin", _tool("nvdisasm")))
             assert loops and all(waits <= WAITS[part] for _, waits in loops), f"{name}: {loops}"
-            # chunks of a split column have tests on every tile, and store no box
-            turned = (folder / f"{entry}.ptx").read_text().count(TURNED)
-            assert turned == (2 * 4 if part == KEYS and not launch else 0)
+            turned = (folder / f"{entry}.ptx").read_text().count(TURNED)  # once a consumer
+            assert turned == (4 * jobs[name].config["BLOCK_M"] // 64 if part == KEYS else 0)

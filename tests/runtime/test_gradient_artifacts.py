@@ -17,7 +17,7 @@ from sparsegen.artifact.gradients import GradientCompiler
 from sparsegen.artifact.rendering import outline_of
 from sparsegen.artifact.store import Store
 from sparsegen.codegen.knobs import LaunchConfig
-from sparsegen.errors import CacheMiss, InputError, UnsupportedError
+from sparsegen.errors import CacheMiss, InputError
 from sparsegen.launch.backward_kernel import InterpretedBackward
 from sparsegen.launch.interpreted import Interpreted
 from sparsegen.runtime import api
@@ -188,12 +188,6 @@ def test_a_workspace_reaches_the_kernels(store: Store, monkeypatch: pytest.Monke
         return made[-1]
 
     monkeypatch.setattr(api, "open_gradients", opens)
-    for asking in (sparsegen.compile, sparsegen.load):
-        with pytest.raises(
-            UnsupportedError, match="workspace is not offered yet: .*; leave it out"
-        ):
-            asking(PATTERN, store=store, workspace=1 << 20)
-    monkeypatch.setattr("sparsegen.tune.gradient_designs.NOT_OFFERED", None)
     gradients(sparsegen.compile(PATTERN, tune="off", store=store, workspace=1 << 20))
     gradients(sparsegen.load(PATTERN, store=store, workspace=1 << 30))
     assert [kernel.workspace for kernel in made] == [1 << 20, 1 << 30]
