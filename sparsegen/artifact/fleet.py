@@ -191,7 +191,8 @@ def work(
     from sparsegen.spec.gpu import find_gpu
     from sparsegen.spec.shipped import shipped_patterns
 
-    asked = list(shipped_patterns().values() if patterns is None else patterns)
+    named = list(shipped_patterns().values() if patterns is None else patterns)
+    asked = [one for i, one in enumerate(named) if one not in named[:i]]  # named twice is once
     targets = list(dict.fromkeys(map(find_gpu, gpus)))  # an alias and its name are one
     for gpu in targets:
         for one in asked:

@@ -11,6 +11,7 @@ import typer
 from sparsegen.cli.build import Gpus, Patterns, Problems, result_dict
 from sparsegen.cli.look import Json
 from sparsegen.cli.output import age, emit, progress, size, table
+from sparsegen.errors import InputError
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A store, e.g. s3://bucket/kernels, or a folder.")
@@ -90,6 +91,10 @@ def export(
     wanted = None if gpu is None else find_gpu(gpu).name
     good = [e for e in list_entries() if not e.fault and not e.superseded]
     chosen = [read_entry(e.path) for e in good if wanted in (None, e.gpu)]
+    if not chosen:
+        raise InputError(
+            f"nothing to export: the cache has no artifact{f' for {wanted}' * bool(wanted)}"
+        )
     names = export_archive(file, chosen, signer_of(sign))
     print("\n".join([*names, f"{len(names)} artifacts in {file}"]))
 

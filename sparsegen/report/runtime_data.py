@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,33 @@ def read_runtime(path: Path) -> dict[str, Any]:
 def _parse(path: Path, text: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """With each name of a mapping once."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _once(self.construct_object(key, deep=True) for key, _ in node.value)
+            return super().construct_mapping(node, deep)
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        _once(name for name, _ in found)
+        return dict(found)
+
     try:
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=pairs)
+        return yaml.load(text, Loader)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())  # YAML's own has a line for every place it names
         raise InputError(f"{path}: not readable as {path.suffix or 'YAML'}: {reason}") from error
+
+
+def _once(names: Iterable[Any]) -> None:
+    """ValueError for a name that is given twice: the last one would be taken silently."""
+    seen: list[Any] = []
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{name!r} is given twice")
+        seen.append(name)
 
 
 def _value(path: Path, name: str, value: Any) -> Any:

@@ -70,6 +70,8 @@ def test_a_broken_pattern_file_is_named(store, tmp_path):
 def test_an_alias_is_the_same_gpu(store):
     report = warm(store, StandinBuilder(), ("h200", "nvidia-h200"), patterns=PATTERNS[:1])
     assert len(report.results) == 1
+    again = warm(store, StandinBuilder(), patterns=[PATTERNS[0], PATTERNS[0]])
+    assert len(again.results) == 1, "a pattern named twice is one"
     with pytest.raises(InputError, match="nvidia-h200"):
         warm(store, StandinBuilder(), ("h2000",))
 

@@ -278,9 +278,10 @@ def test_check_warm_and_cache_commands(
     assert {row["path"] for row in rows} == {said["path"], said["gradients"]["path"]}  # type: ignore[index]
     archive = str(tmp_path / "a.tar.gz")
     assert "2 artifacts" in run("cache", "export", archive, "--gpu", "a100")[1]
-    assert (
-        "0 artifacts" in run("cache", "export", str(tmp_path / "none.tar.gz"), "--gpu", "h100")[1]
-    )
+    none = tmp_path / "none.tar.gz"
+    done = sparsegen_("cache", "export", str(none), "--gpu", "h100")
+    assert done.returncode == 1 and not none.exists()
+    assert "nothing to export: the cache has no artifact for nvidia-h100" in done.stderr
     monkeypatch.setenv("SPARSEGEN_CACHE", str(tmp_path / "other"))
     assert "2 added, 0 already here" in run("cache", "import", archive)[1]
     assert "0 added, 2 already here" in run("cache", "import", archive)[1]

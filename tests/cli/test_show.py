@@ -390,6 +390,7 @@ def test_unwanted_run_time_data_is_refused() -> None:
         ("a: [", "not readable"),
         ("block_mask: {rows: 2, cols: 2, percent: 300, seed: 0}", "percent must be from 0 to 100"),
         ("- " * 5000 + "1", "not readable"),
+        ("q_lengths: [3]\nq_lengths: [4]", "'q_lengths' is given twice"),
     ],
 )
 def test_bad_run_time_files(tmp_path: Path, text: str, said: str) -> None:
@@ -398,6 +399,13 @@ def test_bad_run_time_files(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as caught:
         read_runtime(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_name_given_twice_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "twice.json"
+    file.write_text('{"q_lengths": [3], "q_lengths": [4]}')
+    with pytest.raises(InputError, match="'q_lengths' is given twice"):
+        read_runtime(file)
 
 
 def test_absent_run_time_file(tmp_path: Path) -> None:
