@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from sparsegen.codegen.backward_hopper import shared_bytes
+from sparsegen.schedule.build import build
 from sparsegen.schedule.transpose import transpose
 from sparsegen.schedule.tree import Schedule
 from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
 from tests.hopper.backward_runs import case_of, compare, gradients_of, kernel_of, saved_of
 from tests.hopper.runs import Run
 from tests.hopper.small_patterns import MASKS, extras, gathered_queries, pattern_of, schedules_of
@@ -63,6 +65,18 @@ def test_knobs(knobs: dict[str, Any]) -> None:
     heads = {"batch": 2, "heads": 4, "kv_heads": 2}
     for name, lengths in (("causal", (200, 140)), ("sinks", (100, 190))):
         compare(run_of(name, *lengths, knobs=knobs, **heads), TEXTS.get(name, ALL))
+
+
+THREE = [{"window": {"size": 20}}, {"strided": {"stride": 32}}, {"strided": {"stride": 24}}]
+
+
+def test_three_sweeps_are_summed_in_float32() -> None:
+    """With two the second adds to rows in their own dtype, see "strided"."""
+    pattern = pattern_of({"all_of": ["causal", {"any_of": THREE}]})
+    long = Problem(head_dim=16, heads=2, kv_heads=1, lengths=((8192, 8192),))
+    run = Run("three", pattern, 192, 192, schedule=build(pattern, long))
+    kernel = compare(run, ("hhh", "hhh"), transpose(pattern, long).schedule)
+    assert all(kernel.sources[name].sums for name in ("queries", "keys"))
 
 
 DIMS = [
