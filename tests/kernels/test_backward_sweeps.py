@@ -147,12 +147,21 @@ def test_heads_with_sweeps_of_their_own() -> None:
         compare(case, **extras_of(case))
 
 
-@pytest.mark.parametrize(("mask", "several"), [("causal", False), (STRIDED, True)], ids=str)
-def test_sums_of_several_launches_are_float32(mask: Any, several: bool) -> None:
-    """Gradients of one launch are written in their dtype; those of several are summed first."""
-    found = sources(pattern_of(mask), Problem(head_dim=16, dtype="float16"))
+THREE = [{"window": {"size": 128}}, {"strided": {"stride": 128}}, {"strided": {"stride": 96}}]
+SEVERAL = {"all_of": ["causal", {"any_of": THREE}]}
+
+
+@pytest.mark.parametrize(
+    ("mask", "summed"),
+    [("causal", False), (STRIDED, False), (SINKS, False), (SEVERAL, True)],
+    ids=str,
+)
+def test_sums_of_several_launches_are_float32(mask: Any, summed: bool) -> None:
+    """Gradients of one launch are written in their dtype, and a second one adds to that; those of three are summed first."""
+    problem = Problem(head_dim=32, heads=2, dtype="float16", lengths=((8192, 8192),))
+    found = sources(pattern_of(mask), problem)
     outputs = [
         dict(found[p].parameters)[n] for p, n in ((QUERIES, "DQ"), (KEYS, "DK"), (KEYS, "DV"))
     ]
-    assert outputs == ["*fp32" if several else "*data"] * 3
-    assert [found[p].sums for p in (QUERIES, KEYS)] == [several] * 2
+    assert outputs == ["*fp32" if summed else "*data"] * 3
+    assert [found[p].sums for p in (QUERIES, KEYS)] == [summed] * 2

@@ -107,7 +107,7 @@ def test_gradients_have_a_recording_and_a_rule_of_their_own(kernel, tmp_path):
     done = script("record_cover.py", "--dry", "--kernel", kernel, "--out", path, *names)
     assert done.returncode == 0, done.stderr
     made = recording.read(path)
-    assert made.origin.template == f"backward-{kernel}" and len(made.problems) == 3 * len(names)
+    assert made.origin.template == f"backward-{kernel}" and len(made.problems) == 6 * len(names)
     found = cover(made)
     assert sum(one.held_out for one in found.losses) >= 0.3 * len(found.losses)
     kernels = {c["KERNEL"] for c in found.rule.configurations.values()}
