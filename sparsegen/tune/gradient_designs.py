@@ -79,8 +79,9 @@ def fused_is_chosen(times: Mapping[str, float | None], problem: Problem) -> tupl
     """Whether the fused design is, by the times of the parts in µs, and why.
 
     Every time has the launch in it that prepares a pass; of the two of the split design one is too many and is taken
-    off as predicted.  Where a time is missing the split design is chosen: on an H200 it was faster for three masks of
-    four (docs/performance.md), though it has seven products a tile in place of five.
+    off as predicted.  Where a time is missing the split design is chosen, though it has seven products a tile in place
+    of five: on an H200 the fused one was faster for wide bands of one segment (causal, windows of 4,096, chunks), and slower
+    for all other masks that were measured (docs/performance.md).
     """
     measured = {part: times.get(part) for part in (*SPLIT_PARTS, FUSED)}
     queries, keys, fused = (measured[part] for part in (QUERIES, KEYS, FUSED))
