@@ -154,7 +154,7 @@ def test_partial_sums_are_bounded_at_any_length(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_grows_with_cells() -> None:
-    pattern, problem = case_of("several sweeps")
+    pattern, problem = case_of("three sweeps")
     peaks = [
         memory_of(pattern, one, build(pattern, one), TILE).peak
         for one in (replace(problem, lengths=((n, n),)) for n in (1 << 15, 1 << 16))
