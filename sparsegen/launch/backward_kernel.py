@@ -152,7 +152,7 @@ class Prepared:
         source = self._kernel.sources[QUERIES]
         config = self._kernel.configs[QUERIES]
         special = source.hopper
-        if special is None or not isinstance(special, BackwardSource) or not special.prepares:
+        if not isinstance(special, BackwardSource) or not special.prepares:
             return False
         texts = (sig.unit(source, config, self._used[QUERIES, i], i)[0] for i in special.prepares)
         return all(text is special for text in texts)
