@@ -184,3 +184,14 @@ def test_drawn_blocks_are_read_backwards() -> None:
             check(found, [(None, e)], call, (16, 16))
     walked = transpose_exprs([(None, both)]).schedule.classes[0].sweeps[0].segments
     assert any(s.table is not None for s in walked)
+
+
+@pytest.mark.parametrize("radius", [256, 4096])
+def test_two_sided_windows_have_tiles_without_edges(radius: int) -> None:
+    """They are looked for at keys beyond the shift of queries before position 0."""
+    pattern = Pattern.from_dict({"name": "p", "mask": {"window": {"radius": radius}}})
+    found = transpose(pattern, Problem(lengths=((32768, 32768),)))
+    (sweep,) = found.schedule.classes[0].sweeps
+    (band,) = sweep.segments
+    assert found.shift and band.full_lo is not None
+    assert "full" in [span.kind for span in band.spans]
