@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from sparsegen.schedule.digits import axes_of, radices
 from sparsegen.schedule.forms import Floor, Lin, Opaque, Pick, Prod, Table, Var
 from sparsegen.schedule.formula import Range
+from sparsegen.schedule.intervals import gen_bounds
 from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Tiling
 from sparsegen.spec import expr as ex
 
@@ -34,6 +35,20 @@ class Sizes:
     def of(self, name: str) -> int:
         """The bound of a variable: a digit, its first and last value on a tile, a position or a length."""
         return self._digits.get(name.split("_")[0], self.positions)
+
+    @property
+    def both_ways(self) -> Mapping[str, tuple[int, int]]:
+        """The interval of every name, for ``intervals``."""
+        return _BothWays(self)
+
+
+class _BothWays(dict[str, tuple[int, int]]):
+    def __init__(self, sizes: Sizes):
+        self._sizes = sizes
+
+    def __missing__(self, name: str) -> tuple[int, int]:
+        most = self._sizes.of(name)
+        return -most, most
 
 
 def position_limit(segments: Iterable[Segment]) -> int:
@@ -77,6 +92,8 @@ def worst(lin: Lin, sizes: Sizes) -> tuple[int, int]:
             case Pick(_, args):
                 ends = [worst(a, sizes) for a in args]
                 v, top = max(e[0] for e in ends), max(e[1] for e in ends)
+                least, most = gen_bounds(g, sizes.both_ways)  # min(1, max(0, q - 9)) is small
+                v = min(v, max(-least, most))
         peak = max(peak, top, abs(c) * v)
         total += abs(c) * v
     return total, max(peak, total)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from sparsegen.schedule.boxes import Box, Edge, Ends, solve
 from sparsegen.schedule.branches import Branch, walked_term
 from sparsegen.schedule.digits import Axes, Conjunct, axes_of
-from sparsegen.schedule.forms import FAR, K_FIRST, K_LAST, Lin, Opaque, variables
+from sparsegen.schedule.forms import BIG, FAR, K_FIRST, K_LAST, Lin, Opaque, variables
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.guards import ever_full, guards, live
 from sparsegen.schedule.intervals import fdiv, pick, pick_args
@@ -30,6 +30,10 @@ from sparsegen.schedule.tree import (
     Tiling,
 )
 
+BEYOND = (
+    1 << 30
+)  # in a form it keeps positions, and so lengths, below it: 32-bit arithmetic holds no more
+
 
 @lru_cache(maxsize=1 << 12)
 def close(branch: Branch, tiling: Tiling = IDENTITY) -> Segment | None:
@@ -43,7 +47,7 @@ def _closed(branch: Branch, tiling: Tiling) -> Segment | None:
     if len(branch.alts) == 1:
         return _close_one(branch, axes)
     every = [solve(c, axes) for c in branch.alts]
-    joined = _joined(branch, every)
+    joined = _joined(branch, every, axes)
     if joined is not None:
         return _segment(branch, axes, joined, _limits(joined, axes), clauses=())
     return _close_hull(branch, axes, every)
@@ -78,21 +82,49 @@ def _limits(box: Box, axes: Axes) -> Ends:
     return row_lo, row_hi
 
 
-def _joined(branch: Branch, every: list[Box]) -> Box | None:
-    """Alternatives that are plain intervals in one box, with one end in common, are one interval."""
+def _joined(branch: Branch, every: list[Box], axes: Axes) -> Box | None:
+    """Alternatives that are plain intervals in one box, with one end in common, are one interval.
+
+    One that shows some rows all keys (``q < 2048``) is either an interval up to the last key or one from the first, and for the other rows
+    empty.  It joins those with a limit that moves with the row; beside a fixed one (``k < 64``) it would make a wide segment of a narrow one.
+    """
     first = every[0]
     if branch.minus or first.first is None or first.last is None:
         return None
     for x in every:
-        if x.rows or x.tests or x.inside or x.below or x.above or x.inner != first.inner:
+        if x.tests or x.inside or x.below or x.above or x.inner != first.inner:
             return None
-    if all(set(x.lower) == set(first.lower) for x in every):
-        highs = [pick("min", x.upper or [first.last]) for x in every]
-        return replace(first, upper=(pick("max", highs),))
-    if all(set(x.upper) == set(first.upper) for x in every):
-        lows = [pick("max", x.lower or [first.first]) for x in every]
-        return replace(first, lower=(pick("min", lows),))
+        if x.rows and (x.lower or x.upper):
+            return None
+    plain, whole = [x for x in every if not x.rows], [x.rows for x in every if x.rows]
+    if not plain:
+        return None
+    one = plain[0]
+    if all(set(x.lower) == set(one.lower) for x in plain) and not (whole and one.lower):
+        highs = [pick("min", x.upper or [first.last]) for x in plain]
+        if whole and not all(_of_row(x, axes) for x in highs):
+            return None
+        highs += [first.last - _beyond(rows) for rows in whole]
+        return replace(one, upper=(pick("max", highs),))
+    if all(set(x.upper) == set(one.upper) for x in plain) and not (whole and one.upper):
+        lows = [pick("max", x.lower or [first.first]) for x in plain]
+        if whole and not all(_of_row(x, axes) for x in lows):
+            return None
+        lows += [first.first + _beyond(rows) for rows in whole]
+        return replace(one, lower=(pick("min", lows),))
     return None
+
+
+def _of_row(form: Lin, axes: Axes) -> bool:
+    return bool(variables(form) & set(axes.rows))
+
+
+def _beyond(rows: Iterable[Conjunct]) -> Lin:
+    """0 for a row that meets the conditions, else more than any call has keys."""
+    excess = [c.lin - c.hi for c in rows if c.hi < BIG] + [
+        c.lo - c.lin for c in rows if c.lo > -BIG
+    ]
+    return pick("min", [Lin((), 1), pick("max", [Lin(), *excess])]) * BEYOND
 
 
 def _tile_ends(box: Box, axes: Axes, row: Ends) -> tuple[Ends, tuple[Lin, Lin] | None]:
