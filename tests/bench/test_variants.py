@@ -1,0 +1,88 @@
+"""`benchmarks/edits.py` and `variants.py`: every edit fits the templates that ship, and what fits nothing is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsegen.codegen import load_template, render
+from sparsegen.codegen.backward import render_backward
+from sparsegen.paths import data_dir
+from sparsegen.schedule.build import build
+from sparsegen.spec.pattern import Pattern
+from sparsegen.spec.problem import Problem
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CAUSAL = Pattern.from_dict({"name": "causal", "mask": "causal"})
+
+
+@pytest.fixture
+def variants(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import variants
+
+    return variants
+
+
+def texts(problem: Problem) -> tuple[str, str]:
+    schedule = build(CAUSAL, problem)
+    forward, backward = (f(CAUSAL, schedule, problem) for f in (render, render_backward))
+    return forward.hopper.text, backward.hopper.text
+
+
+@pytest.mark.parametrize("value_dim", [128, 96])
+def test_every_edit_changes_a_kernel(variants, value_dim):
+    """One direction of it, and it is Python still; behind it the shipped templates are there again."""
+    problem = Problem(head_dim=128, value_dim=value_dim)
+    shipped, digest = texts(problem), load_template().digest
+    for name in variants.EDITS:
+        with variants.templates_of(variants.edited(name)):
+            changed = [a != b for a, b in zip(texts(problem), shipped)]
+        assert changed == ([False, True] if name.startswith("own") else [True, False]), name
+    assert texts(problem) == shipped and load_template().digest == digest
+
+
+def test_wide_queries_stay_in_shared_memory(variants):
+    problem = Problem(head_dim=256)
+    shipped = texts(problem)
+    with variants.templates_of(variants.edited("registers")):
+        assert texts(problem) == shipped
+
+
+def test_edits_are_joined(variants):
+    folder = variants.edited("registers+order")
+    text = (folder / "forward" / "hopper_tiles.jinja").read_text()
+    assert "q_own" in text and "new_maximum" in text
+
+
+def test_an_edit_of_other_templates_is_refused(variants, tmp_path):
+    import edits
+
+    path = tmp_path / "hopper.py.jinja"
+    path.write_text("one two two")
+    edits.change(path, "one", "three")
+    with pytest.raises(ValueError, match=r"hopper.py.jinja holds 'two' 2 times, not 1"):
+        edits.change(path, "two", "three")
+    assert path.read_text() == "three two two"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("order+bogus", "no edit 'bogus'; there are tree, order"),
+        ("shipped", "each name once, and none of them shipped"),
+        (f"mine={BENCHMARKS}", "is no copy of templates/"),
+    ],
+)
+def test_what_is_no_variant(word, said):
+    command = [sys.executable, BENCHMARKS / "variants.py", word, "--dry"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_a_copy_of_the_templates_is_one(variants, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["variants.py", f"mine={data_dir('templates')}", "order"])
+    assert list(variants._options().variants) == ["shipped", "mine", "order"]
