@@ -30,6 +30,7 @@ WINDOW = {"window": {"size": 40}}
 MASKS: dict[str, Any] = {
     "full": "full",
     "causal": "causal",
+    "prefix": {"any_of": ["causal", {"prefix": {"tokens": 40}}]},
     "window": WINDOW,
     "two-sided": {"window": {"radius": 30}},
     "sinks": causal_and(WINDOW, {"sink": {"tokens": 4}}),

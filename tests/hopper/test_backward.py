@@ -43,7 +43,9 @@ def test_ragged_lengths(name: str, lengths: tuple[int, int]) -> None:
     compare(run_of(name, *lengths, seed=sum(lengths)), TEXTS.get(name, ALL))
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "two-sided", "dilated", "fixed", "longnet"])
+@pytest.mark.parametrize(
+    "name", ["causal", "prefix", "window", "two-sided", "dilated", "fixed", "longnet"]
+)
 def test_patterns(name: str) -> None:
     compare(run_of(name, 128, 256), TEXTS.get(name, ALL))
 

@@ -44,7 +44,9 @@ def test_ragged_lengths(name: str, lengths: tuple[int, int]) -> None:
     compare_fused(run_of(name, *lengths, seed=sum(lengths), **dims), TEXTS.get(name, "hp"))
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "two-sided", "dilated", "fixed", "longnet"])
+@pytest.mark.parametrize(
+    "name", ["causal", "prefix", "window", "two-sided", "dilated", "fixed", "longnet"]
+)
 def test_patterns(name: str) -> None:
     for dims in (WIDE, SMALL):
         compare_fused(run_of(name, 128, 256, **dims), TEXTS.get(name, "hp"))
