@@ -9,10 +9,16 @@ An edit that was measured moves into the templates or out of this file; what it 
     turns      forward, one segment without a guest: consumers ask for their products in turn
     own        backward: the first own tensor (queries, keys) from registers
     owns       backward: both
+
+What a part costs is learnt by leaving it out; gradients are wrong then, so these are for ``--unchecked`` alone:
+
+    no_exponentials   forward: weights are the scores
+    no_statistics     backward: LSE and delta of the visited queries are not loaded
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,6 +196,24 @@ def owns(root: Path) -> None:
     own(root, "(0, 1)")
 
 
+def no_exponentials(root: Path) -> None:
+    text = (root / KERNEL).read_text()
+    at = text.index("def online_softmax(")
+    end = text.index("@gluon.jit", at)
+    part = text[at:end]
+    whole = re.sub(r"gl\.exp2\((s \* scale - gl\.convert_layout\(m_new.*)\)\n", r"\1\n", part)
+    change(root / KERNEL, part, whole)
+
+
+def no_statistics(root: Path) -> None:
+    load = "    column = stats.slice(WHICH, 1, dim=1).load(thread)\n"
+    nothing = "    column = gl.zeros([N, 1], gl.float32, thread)\n"
+    change(root / "backward" / "hopper.py.jinja", load, nothing)
+
+
 EDITS: dict[str, Callable[[Path], None]] = {
     f.__name__: f for f in (tree, order, late, registers, turns, own, owns)
+}
+WITHOUT: dict[str, Callable[[Path], None]] = {
+    f.__name__: f for f in (no_exponentials, no_statistics)
 }

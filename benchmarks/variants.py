@@ -1,7 +1,7 @@
 """Edited templates beside those that ship: the same cases, checked, timed in turns in one process.
 
     python benchmarks/variants.py EDIT[+EDIT] | NAME=DIR ... [--pass forward|backward] [--cases NAME,NAME] [--peers cudnn,fa4|none]
-                                  [--knobs JSON] [--idle SECONDS] [--out FILE.json] [--dry]
+                                  [--knobs JSON] [--idle SECONDS] [--out FILE.json] [--dry] [--unchecked]
 
 For whoever changes a kernel's template, to learn what the change does before it lands: a variant is some of the edits of ``edits.py``, joined by
 +, or an edited copy of the folder templates/.  Every case (those of forward.py or backward.py) is rendered from the shipped templates and from each variant, and compiled in the hopper
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import tempfile
 import time
@@ -24,7 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edits import EDITS
+import contender
+import gradient_contender
+from edits import EDITS, WITHOUT
 
 from sparsegen.codegen import template
 from sparsegen.launch import compile_many
@@ -55,7 +58,7 @@ def edited(name: str) -> Path:
     folder = Path(tempfile.mkdtemp()) / name
     shutil.copytree(data_dir("templates"), folder)
     for edit in name.split("+"):
-        EDITS[edit](folder)
+        (EDITS | WITHOUT)[edit](folder)
     return folder
 
 
@@ -72,6 +75,10 @@ def main() -> None:
     options = _options()
     gpu = find_gpu("h200") if options.dry else current_gpu()
     assert gpu is not None, "a GPU is needed; --dry needs none"
+    if options.unchecked:
+        contender.within_tolerance = lambda *_: True  # type: ignore[assignment]
+        gradient_contender.LIMIT = math.inf
+        print("UNCHECKED: results may be wrong", flush=True)
     folder, started = Path(tempfile.mkdtemp()), time.time()
     does = Forward(options, gpu) if options.direction == "forward" else Backward(options, gpu)
     cases: dict[str, list[Variant]] = {}
@@ -128,10 +135,8 @@ class Forward:
         return [m for n in asked.split(",") if n for m in self.bench.GROUPS.get(n, [n])]
 
     def variant(self, case: str, name: str, folder: Path) -> Variant:
-        from contender import Contender
-
         mask, heads, dims, length = self.bench.CASES[case]
-        made = Contender(case, mask, length, heads, dims)
+        made = contender.Contender(case, mask, length, heads, dims)
         hopper = [c for c in self.bench.CONFIGS if c.get("KERNEL") == "hopper"]
         return Variant(name, made, made.jobs(self.gpu, self.options.knobs or hopper, folder))
 
@@ -186,12 +191,11 @@ class Backward:
         return [m for n in asked.split(",") if n for m in self.bench.GROUPS.get(n, [n])]
 
     def variant(self, case: str, name: str, folder: Path) -> Variant:
-        from gradient_contender import GradientContender
-
         from sparsegen.codegen.backward import KEYS, QUERIES
 
-        made = GradientContender(case, *self.bench.CASES[case], schedules_each=1)
-        given = dict.fromkeys((QUERIES, KEYS), self.options.knobs)
+        made = gradient_contender.GradientContender(case, *self.bench.CASES[case], schedules_each=1)
+        hopper = [{"KERNEL": "hopper", "num_warps": 4} | c for c in self.options.knobs]
+        given = dict.fromkeys((QUERIES, KEYS), hopper)
         found = [c for c in made.choices(self.gpu, given, folder) if c.part in given]
         first = next(c for c in found if c.part == QUERIES)  # prepares for all others
         return Variant(name, made, [c for c in found if c is first or self._asked(c)])
@@ -293,15 +297,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--idle", type=float, default=PUBLISHED.idle_s)
     parser.add_argument("--out", default="variants.json")
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument(
+        "--unchecked", action="store_true", help="time wrong kernels, too: what a part costs"
+    )
     options = parser.parse_args()
     given = {SHIPPED: data_dir("templates")}
     for text in options.variants:
         name, _, root = text.partition("=")
         if name in given:
             parser.error(f"{text}: each name once, and none of them {SHIPPED}")
-        if unknown := [e for e in name.split("+") if not root and e not in EDITS]:
+        known = EDITS | WITHOUT if options.unchecked else EDITS
+        if unknown := [e for e in name.split("+") if not root and e not in known]:
             parser.error(
-                f"{text}: no edit {unknown[0]!r}; there are {', '.join(EDITS)}; or NAME=DIR"
+                f"{text}: no edit {unknown[0]!r}; there are {', '.join(known)}; or NAME=DIR"
             )
         given[name] = Path(root).resolve() if root else edited(name)
         if not (given[name] / "forward" / "template.yaml").is_file():
