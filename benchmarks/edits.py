@@ -9,6 +9,8 @@ An edit that was measured moves into the templates or out of this file; what it 
     turns      forward, one segment without a guest: consumers ask for their products in turn
     own        backward: the first own tensor (queries, keys) from registers
     owns       backward: both
+    pairs      backward: LSE and delta of a visited query in one load of 8 bytes (Triton 3.6 to 3.8)
+    twins      backward, keys by the hopper text: LSE of two neighbours in one load of 8 bytes, and so delta (Triton 3.6 to 3.8)
 
 What a part costs is learnt by leaving it out; gradients are wrong then, so these are for ``--unchecked`` alone:
 
@@ -196,6 +198,72 @@ def owns(root: Path) -> None:
     own(root, "(0, 1)")
 
 
+def pairs(root: Path) -> None:
+    statistics = """\
+@gluon.jit
+def statistics(stats, N: gl.constexpr):
+    thread: gl.constexpr = gl.BlockedLayout([2, 1], [4, 8], [1, 4], [0, 1])
+    whole: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, 2], gl.int64)
+    column = stats._reinterpret(gl.int64, [N, 2], whole).slice(0, 1, dim=1).load(thread)
+    both = gl.convert_layout(column.reshape([N]), columns_layout(N), assert_trivial=True)
+    return both.to(gl.int32).to(gl.float32, bitcast=True), (both >> 32).to(gl.int32).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def statistic("""
+    change(root / "backward" / "hopper.py.jinja", "@gluon.jit\ndef statistic(", statistics)
+    keys = root / "backward" / "hopper_keys.jinja"
+    change(
+        keys,
+        "lse = statistic({{ stats }}, 0, {{ seg.block }})",
+        "lse, delta = statistics({{ stats }}, {{ seg.block }})",
+    )
+    change(keys, "delta = statistic({{ stats }}, 1, {{ seg.block }})\n", "")
+
+
+def twins(root: Path) -> None:
+    # rows of STATS: LSE, the next row's LSE, delta, the next row's delta
+    backward = root / "backward"
+    for name, own, rows, inside, last in (
+        ("prepare.jinja", "tl", "at", "inside", "row + rows == q_rows - 1"),
+        ("hopper_queries.jinja", "gl", "(first_stat + rows)", "inside", "first_stat + rows == batch_head.to(gl.int64) * q_rows + q_rows - 1"),
+    ):  # fmt: skip
+        text = f"{own}.store(STATS + {rows} * 4 + 1, delta, mask={inside})\n"
+        first = f"{rows} > batch_head.to({own}.int64) * q_rows"
+        change(
+            backward / name,
+            text,
+            f"{own}.store(STATS + {rows} * 4 + 2, delta, mask={inside})\n"
+            f"{own}.store(STATS + {rows} * 4 - 3, lse, mask={inside} & ({first}))\n"
+            f"{own}.store(STATS + {rows} * 4 - 1, delta, mask={inside} & ({first}))\n"
+            f"{own}.store(STATS + {rows} * 4 + 1, lse * 0.0 + float('inf'), mask={inside} & ({last}))\n"
+            f"{own}.store(STATS + {rows} * 4 + 3, delta * 0.0, mask={inside} & ({last}))\n",
+        )
+    for name, old in (
+        ("hopper_queries.jinja", "delta = gl.load(STATS + (first_stat + rows) * 4 + 1,"),
+        ("queries.jinja", "delta = tl.load(STATS + stat_rows * 4 + 1,"),
+    ):
+        change(backward / name, old, old.replace("4 + 1", "4 + 2"))
+    twin = """\
+@gluon.jit
+def twin_statistic(stats, WHICH: gl.constexpr, N: gl.constexpr):
+    thread: gl.constexpr = gl.BlockedLayout([1, 2], [4, 8], [1, 4], [0, 1])
+    rows: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    two = stats._reinterpret(gl.float32, [N // 2, 8], rows).slice(2 * WHICH, 2, dim=1).load(thread)
+    return gl.convert_layout(two.reshape([N]), columns_layout(N), assert_trivial=True)
+
+
+@gluon.jit
+def statistic("""
+    kernel, keys = backward / "hopper.py.jinja", backward / "hopper_keys.jinja"
+    change(kernel, "@gluon.jit\ndef statistic(", twin)
+    change(kernel, "column = stats.slice(WHICH, 1, dim=1)", "column = stats.slice(2 * WHICH, 1, dim=1)")  # fmt: skip
+    change(keys, "lse = statistic(", "lse = {{ 'statistic' if seg.corner else 'twin_statistic' }}(")
+    change(
+        keys, "delta = statistic(", "delta = {{ 'statistic' if seg.corner else 'twin_statistic' }}("
+    )
+
+
 def no_exponentials(root: Path) -> None:
     text = (root / KERNEL).read_text()
     at = text.index("def online_softmax(")
@@ -212,7 +280,7 @@ def no_statistics(root: Path) -> None:
 
 
 EDITS: dict[str, Callable[[Path], None]] = {
-    f.__name__: f for f in (tree, order, late, registers, turns, own, owns)
+    f.__name__: f for f in (tree, order, late, registers, turns, own, owns, pairs, twins)
 }
 WITHOUT: dict[str, Callable[[Path], None]] = {
     f.__name__: f for f in (no_exponentials, no_statistics)
