@@ -10,7 +10,7 @@ An edit that was measured moves into the templates or out of this file; what it 
     own        backward: the first own tensor (queries, keys) from registers
     owns       backward: both
     pairs      backward: LSE and delta of a visited query in one load of 8 bytes (Triton 3.6 to 3.8)
-    twins      backward, keys by the hopper text: LSE of two neighbours in one load of 8 bytes, and so delta (Triton 3.6 to 3.8)
+    twins      backward, keys and fused by the hopper texts: LSE of two neighbours in one load of 8 bytes, and so delta (Triton 3.6 to 3.8)
 
 What a part costs is learnt by leaving it out; gradients are wrong then, so these are for ``--unchecked`` alone:
 
@@ -255,13 +255,16 @@ def twin_statistic(stats, WHICH: gl.constexpr, N: gl.constexpr):
 
 @gluon.jit
 def statistic("""
-    kernel, keys = backward / "hopper.py.jinja", backward / "hopper_keys.jinja"
-    change(kernel, "@gluon.jit\ndef statistic(", twin)
-    change(kernel, "column = stats.slice(WHICH, 1, dim=1)", "column = stats.slice(2 * WHICH, 1, dim=1)")  # fmt: skip
-    change(keys, "lse = statistic(", "lse = {{ 'statistic' if seg.corner else 'twin_statistic' }}(")
-    change(
-        keys, "delta = statistic(", "delta = {{ 'statistic' if seg.corner else 'twin_statistic' }}("
-    )
+    for folder, text in (
+        ("backward", "hopper_keys.jinja"),
+        ("backward_fused", "hopper_fused.jinja"),
+    ):
+        kernel, loop = root / folder / "hopper.py.jinja", root / folder / text
+        change(kernel, "@gluon.jit\ndef statistic(", twin)
+        change(kernel, "column = stats.slice(WHICH, 1, dim=1)", "column = stats.slice(2 * WHICH, 1, dim=1)")  # fmt: skip
+        which = "{{ 'statistic' if seg.corner else 'twin_statistic' }}("
+        for name in ("lse", "delta"):
+            change(loop, f"{name} = statistic(", f"{name} = {which}")
 
 
 def no_exponentials(root: Path) -> None:

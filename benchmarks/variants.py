@@ -1,13 +1,13 @@
 """Edited templates beside those that ship: the same cases, checked, timed in turns in one process.
 
-    python benchmarks/variants.py EDIT[+EDIT] | NAME=DIR ... [--pass forward|backward] [--cases NAME,NAME] [--peers cudnn,fa4|none]
+    python benchmarks/variants.py EDIT[+EDIT] | NAME=DIR ... [--pass forward|backward [--parts PART,PART]] [--cases NAME,NAME] [--peers cudnn,fa4|none]
                                   [--knobs JSON] [--idle SECONDS] [--out FILE.json] [--dry] [--unchecked]
 
 For whoever changes a kernel's template, to learn what the change does before it lands: a variant is some of the edits of ``edits.py``, joined by
 +, or an edited copy of the folder templates/.  Every case (those of forward.py or backward.py) is rendered from the shipped templates and from each variant, and compiled in the hopper
 configurations of that benchmark, or in those of ``--knobs``, a JSON list of objects.  Each is checked as there, wrong ones are said and left
 out, and the fastest configuration of every variant is timed in turns with the others (``--idle`` seconds before a turn), then back to back.
-Backward times the kernels of queries and of keys apart, without peers: what a change does to one of them.  ``--dry`` compiles for an H200, tells registers, spills and
+Backward times the kernels (``--parts``, by default of queries and of keys) apart, without peers: what a change does to one of them.  ``--dry`` compiles for an H200, tells registers, spills and
 serialised products, and needs no GPU.  What a planner says is the same for all variants.
 """
 
@@ -30,6 +30,7 @@ import gradient_contender
 from edits import EDITS, WITHOUT
 
 from sparsegen.codegen import template
+from sparsegen.codegen.backward_planner import FUSED, KEYS, QUERIES
 from sparsegen.launch import compile_many
 from sparsegen.launch.binary import _tool
 from sparsegen.launch.sass import listing_of
@@ -179,26 +180,26 @@ class Forward:
 
 
 class Backward:
-    """The kernels of queries and of keys, each alone."""
+    """Gradient kernels, each alone but for the launch that prepares."""
 
     def __init__(self, options: argparse.Namespace, gpu: Any):
         import backward
 
         self.bench, self.options, self.gpu = backward, options, gpu
+        self.parts: list[str] = options.parts.split(",")
         self.compiled: dict[Path, Any] = {}
 
     def cases(self, asked: str) -> list[str]:
         return [m for n in asked.split(",") if n for m in self.bench.GROUPS.get(n, [n])]
 
     def variant(self, case: str, name: str, folder: Path) -> Variant:
-        from sparsegen.codegen.backward import KEYS, QUERIES
-
         made = gradient_contender.GradientContender(case, *self.bench.CASES[case], schedules_each=1)
         hopper = [{"KERNEL": "hopper", "num_warps": 4} | c for c in self.options.knobs]
-        given = dict.fromkeys((QUERIES, KEYS), hopper)
+        given = dict.fromkeys((QUERIES, *self.parts), hopper)
         found = [c for c in made.choices(self.gpu, given, folder) if c.part in given]
         first = next(c for c in found if c.part == QUERIES)  # prepares for all others
-        return Variant(name, made, [c for c in found if c is first or self._asked(c)])
+        mine = [c for c in found if c.part in self.parts and self._asked(c)]
+        return Variant(name, made, [first, *(c for c in mine if c is not first)])
 
     def _asked(self, choice: Any) -> bool:
         """A hopper configuration that agrees with one of ``--knobs``, where these are given."""
@@ -223,7 +224,6 @@ class Backward:
 
         from sparsegen.bench.clock import QueuedClock
         from sparsegen.bench.interleaved import in_turns
-        from sparsegen.codegen.backward import KEYS, QUERIES
         from sparsegen.launch import Kernel
         from sparsegen.tune.check import sampled_rows
 
@@ -238,7 +238,7 @@ class Backward:
         rows = [sampled_rows(made.length, make) for _ in range(2)]
         samples = Samples(made.pattern, saved, made.problem.head_dim**-0.5, *rows)
         results = {}
-        for part in (QUERIES, KEYS):
+        for part in self.parts:
             launches, configs = {}, {}
             for v in variants:
                 print(f"  {v.name}, {part}", flush=True)
@@ -292,6 +292,7 @@ def _options() -> argparse.Namespace:
         "--pass", dest="direction", choices=["forward", "backward"], default="forward"
     )
     parser.add_argument("--cases", default="causal_16k")
+    parser.add_argument("--parts", default=f"{QUERIES},{KEYS}", help=f"of backward; or {FUSED}")
     parser.add_argument("--peers", default="none", help="of forward: cudnn, fa4; or none")
     parser.add_argument("--knobs", type=json.loads, default=[], help="a JSON list of objects")
     parser.add_argument("--idle", type=float, default=PUBLISHED.idle_s)
