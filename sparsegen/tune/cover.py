@@ -1,8 +1,9 @@
 """Few configurations that lose little anywhere: a set cover of measured problems, and the rule that chooses among them.
 
 A configuration serves a problem if it was measured there, was right, and takes at most ``limit`` longer than the best that
-was measured.  What was not measured serves nothing: no time is ever guessed.  The set is the smallest that serves every
-problem of the training part; the rule is a small tree over features (``features``); both are judged on problems held out.
+was measured.  What was not measured serves nothing: no time is ever guessed.  The problems of a pattern are one group, or as few as one
+configuration each serves, with two thirds of the limit; the set is the smallest that serves every group of the training part.  The rule is a small tree over features
+(``features``) for any pattern, behind those of patterns that it would answer otherwise; both are judged on problems held out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,22 @@ from sparsegen.errors import TuneError
 from sparsegen.tune.features import Feature
 from sparsegen.tune.recording import Recorded, Recording
 from sparsegen.tune.rule import Rule
-from sparsegen.tune.tree import Tree, code, follow, grow, leaves, size
+from sparsegen.tune.tree import (
+    Tree,
+    all_groups,
+    by_pattern,
+    code,
+    follow,
+    grouped,
+    grow,
+    leaves,
+    named,
+    size,
+)
 
 LIMIT = 0.03
 HELD_OUT = 1 / 3
+_AIM = 2 / 3  # of the limit, for problems of the training part: others like them lose more
 _DEPTH = 4  # questions in a row
 _SETS = 200  # smallest sets that are tried for the one with the best rule
 _WIDER = 2  # sets of so many more configurations, where no rule tells those of the smallest apart
@@ -88,8 +101,8 @@ def cover(recording: Recording, limit: float = LIMIT, held_out: float = HELD_OUT
     train = [name for name in problems if name not in apart]
     if not train or not apart:
         raise TuneError(f"{len(problems)} problems are too few to hold {held_out:.0%} of them out")
-    features = {name: p.features for name, p in problems.items()}
-    chosen, tree = _best(train, times, features, limit)
+    features = {name: {**p.features, "pattern": p.pattern} for name, p in problems.items()}
+    chosen, tree = _best(train, times, features, limit * _AIM)
     names = {config: _letter(i) for i, config in enumerate(chosen)}
     rule = _rule(recording, list(problems.values()), names, tree, {})
     losses = tuple(
@@ -139,13 +152,15 @@ def _drawn(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def fewest(train: Sequence[str], times: Times, limit: float) -> Iterator[tuple[LaunchConfig, ...]]:
-    """Sets that serve every problem: all of the smallest size, then some that are larger by one and by two.
+def fewest(
+    groups: Sequence[Sequence[str]], times: Times, limit: float
+) -> Iterator[tuple[LaunchConfig, ...]]:
+    """Sets that serve every group of problems: all of the smallest size, then some that are larger by one and by two.
 
-    Exact: a set must serve the problem that fewest can serve, so only those are tried next, size after size.
+    Exact: a set must serve the group that fewest can serve, so only those are tried next, size after size.
     """
-    serves = _served(train, times, limit)
-    everything = (1 << len(train)) - 1
+    serves = _served(groups, times, limit)
+    everything = (1 << len(groups)) - 1
     largest: int | None = None
     size = 0
     seen: set[frozenset[LaunchConfig]] = set()
@@ -173,15 +188,25 @@ def _covers(
         yield from _covers((*chosen, config), left & ~serves[config], room - 1, serves)
 
 
-def _served(train: Sequence[str], times: Times, limit: float) -> dict[LaunchConfig, int]:
-    """A bit for each problem that a configuration serves."""
+def _served(groups: Sequence[Sequence[str]], times: Times, limit: float) -> dict[LaunchConfig, int]:
+    """A bit for each group that a configuration serves; one that none serves has a bit of those that lose least there."""
     found: dict[LaunchConfig, int] = {}
-    for bit, name in enumerate(train):
-        best = min(times[name].values())
-        for config, us in times[name].items():
-            if us < best * (1.0 + limit):
+    for bit, names in enumerate(groups):
+        losses = [_losses(times[n]) for n in names]
+        worst = {c: max(x[c] for x in losses) for c in set.intersection(*map(set, losses))}
+        if not worst:
+            raise TuneError(f"no configuration was measured at all of {', '.join(names)}")
+        most = max(limit, min(worst.values()) * (1.0 + 1e-9))
+        for config, lost in worst.items():
+            if lost < most:
                 found[config] = found.get(config, 0) | 1 << bit
     return found
+
+
+def _losses(times: Mapping[LaunchConfig, float]) -> dict[LaunchConfig, float]:
+    """What each configuration loses, as a share of the best time."""
+    best = min(times.values())
+    return {config: us / best - 1.0 for config, us in times.items()}
 
 
 def _best(
@@ -189,21 +214,34 @@ def _best(
 ) -> tuple[tuple[LaunchConfig, ...], Tree]:
     """The set, and the tree over it, that leaves the fewest training problems above the limit.
 
-    Among those the smaller set, then the simpler tree, then the smaller loss in all.
+    Among those the smaller set, then the one with the better and the simpler tree for any pattern, then the smaller loss in all.
     """
+    patterns: dict[str, list[str]] = {}
+    for name in train:
+        patterns.setdefault(str(features[name]["pattern"]), []).append(name)
+    losses = {name: _losses(times[name]) for name in train}
+    parts = {p: grouped(names, losses, features, limit) for p, names in patterns.items()}
+    groups = [g.problems for tree in parts.values() for g in all_groups(tree)]
     best: tuple[tuple[float, ...], tuple[LaunchConfig, ...], Tree] | None = None
     tried: dict[int, int] = {}
-    for chosen in fewest(train, times, limit):
-        if best is not None and best[0][0] == 0 and len(chosen) > len(best[1]):
+    for chosen in fewest(groups, times, limit):
+        if (
+            best is not None
+            and best[0][:3] == (0.0, len(best[1]), 0.0)
+            and len(chosen) > len(best[1])
+        ):
             break  # the smallest sets have a rule without fault
         tried[len(chosen)] = tried.get(len(chosen), 0) + 1
         if tried[len(chosen)] > _SETS:
             break
         costs = {n: _costs(times[n], chosen) for n in train}
         names = [_letter(i) for i in range(len(chosen))]
-        tree = grow(train, names, costs, features, limit, _DEPTH)
-        lost = [costs[n][follow(tree, features[n])] for n in train]
-        rank = (float(sum(x >= limit for x in lost)), float(len(chosen)), size(tree), sum(lost))
+        general = grow(train, names, costs, features, limit, _DEPTH)
+        own = {p: named(tree, costs, names, limit) for p, tree in parts.items()}
+        tree = by_pattern(own, general, features)
+        lost, any_ = ([costs[n][follow(t, features[n])] for n in train] for t in (tree, general))
+        faults = [float(sum(x >= limit for x in some)) for some in (lost, any_)]
+        rank = (faults[0], float(len(chosen)), faults[1], size(tree), sum(lost))
         if best is None or rank < best[0]:
             best = rank, chosen, tree
     assert best is not None  # each problem's own best serves it

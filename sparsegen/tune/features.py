@@ -13,6 +13,7 @@ Feature = str | int | float | bool
 
 # Name → what it says.  Rules are trees over these; a rule that asks anything else is damaged.
 MEANING = {
+    "pattern": "the pattern's name",
     "specialised": "the warp-specialised kernel does launches of the schedule",
     "residues": "tiles lie on residue classes (strided, dilated, axial)",
     "boxes": "tiles are boxes of a grid",
@@ -48,6 +49,7 @@ def features_of(
     schedule, specialised = _launched(pattern, problem, template)
     kv_heads = problem.kv_heads or problem.heads
     return {
+        "pattern": pattern.name,
         "specialised": specialised,
         "residues": "mod" in schedule.label,
         "boxes": "box" in schedule.label,

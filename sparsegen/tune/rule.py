@@ -157,7 +157,11 @@ def _mistakes(body: Sequence[ast.stmt], configurations: set[str]) -> list[str]:
         return [] if known else [f"{line}: return one of {', '.join(sorted(configurations))}"]
     if not isinstance(statement, ast.If):
         return [f"{line}: only if, else and return are allowed"]
-    wrong = [] if _is_test(statement.test) else [f"{line}: the test is no feature against a number"]
+    wrong = (
+        []
+        if _is_test(statement.test)
+        else [f"{line}: the test is no feature against a number, and no pattern against a name"]
+    )
     both = statement.body, statement.orelse
     return [*wrong, *(w for block in both for w in _mistakes(block, configurations))]
 
@@ -172,7 +176,10 @@ def _is_test(test: ast.expr) -> bool:
         and isinstance(test.left, ast.Name)
         and test.left.id in MEANING
         and isinstance(test.comparators[0], ast.Constant)
-        and isinstance(test.comparators[0].value, (int, float))
+        and isinstance(
+            test.comparators[0].value, str if test.left.id == "pattern" else (int, float)
+        )
+        and (test.left.id != "pattern" or isinstance(test.ops[0], ast.Eq))
     )
 
 

@@ -17,6 +17,8 @@ from sparsegen.report.cover import cover_of
 from sparsegen.tune import recording, rule
 from sparsegen.tune.cover import HELD_OUT, cover, fewest, split
 from sparsegen.tune.recorded_studies import of_studies
+from sparsegen.tune.tree import Group, grouped
+from sparsegen.tune.tree import named as pattern_tree
 from sparsegen.tune.tuner import Budget, tune
 from tests.tune.recordings import PLAIN, write_times
 from tests.tune.standin import InProcessLane, StandInSource
@@ -70,10 +72,64 @@ def test_the_fewest_and_their_rule(tmp_path):
 
 
 def test_one_is_enough_where_the_limit_allows_it(tmp_path):
-    found = cover(recording.read(written(tmp_path / "r.jsonl")), limit=0.05)
+    found = cover(recording.read(written(tmp_path / "r.jsonl")), limit=0.07)
     assert list(found.rule.configurations.values()) == [CONFIGS["middling"]]
     assert found.rule.code == "return A"
     assert found.worst(True) == pytest.approx(0.04)
+
+
+OWN = {  # what each configuration takes of problems that have the same features but for their lengths
+    "odd": lambda n: {"wide": 100.0, "narrow": 110.0, "plain": 130.0, "middling": 110.0},
+    "even": lambda n: {"wide": 130.0, "narrow": 100.0, "plain": 130.0, "middling": 110.0},
+    "cut": lambda n: {"wide": 100.0 if n > 3300 else 120.0, "narrow": 140.0, "plain": 100.0 if n < 3300 else 125.0, "middling": 110.0},
+}  # fmt: skip
+
+
+def test_patterns_that_no_feature_tells_apart_have_rules_of_their_own(tmp_path):
+    """Their names do: one configuration each, or one on either side of a length, and two problems on each side of it."""
+    what = {
+        f"{pattern} {n}": {"row_keys": 100.0, "q_len": n, "kv_len": n, "rows": 8 * n}
+        for pattern in OWN
+        for n in range(512, 6145, 512)
+    }
+    path = write_times(
+        tmp_path / "r.jsonl", what, CONFIGS, lambda p, c: OWN[p.split()[0]](int(p.split()[1]))[c]
+    )
+    found = cover(recording.read(path), limit=0.05)
+    named = found.rule.configurations
+    asked = lambda pattern, n: named[
+        found.rule.choose({**PLAIN, **what[f"{pattern} {n}"], "pattern": pattern})
+    ]
+    for n in range(512, 6145, 512):
+        assert asked("odd", n) == CONFIGS["wide"] and asked("even", n) == CONFIGS["narrow"]
+        assert asked("cut", n) == CONFIGS["wide" if n > 3300 else "plain"]
+    assert 'if pattern == "cut":' in found.rule.code and "elif pattern" in found.rule.code
+    assert found.ok
+
+
+def test_one_problem_is_no_reason_for_a_question():
+    """Of five problems one has a best configuration of its own: the pattern keeps what loses least, and the one is told."""
+    features = {f"p {n}": {"pattern": "p", "q_len": n} for n in range(1, 6)}
+    losses = {
+        n: {
+            CONFIGS["wide"]: 0.0 if n != "p 3" else 0.2,
+            CONFIGS["narrow"]: 0.0 if n == "p 3" else 0.3,
+        }
+        for n in features
+    }
+    names, limit = list(features), 0.03
+    filled = {n: {**PLAIN, **f} for n, f in features.items()}
+    assert grouped(names, losses, filled, limit) == Group(tuple(names))
+    costs = {n: {"A": x[CONFIGS["wide"]], "B": x[CONFIGS["narrow"]]} for n, x in losses.items()}
+    assert pattern_tree(Group(tuple(names)), costs, ["A", "B"], limit) == "A"
+    losses["p 4"] = losses["p 5"] = losses["p 3"]  # three of a kind are one
+    (name, bound, yes, no) = grouped(names, losses, filled, limit)
+    assert (name, bound) == ("q_len", 2.4) and yes.problems == ("p 1", "p 2")
+    assert no.problems == ("p 3", "p 4", "p 5")
+
+
+def test_a_pattern_that_the_tree_answers_alike_is_not_named(tmp_path):
+    assert "pattern" not in cover(recording.read(written(tmp_path / "r.jsonl"))).rule.code
 
 
 def test_the_file_of_the_rule_is_golden(tmp_path, request):
@@ -202,7 +258,7 @@ def test_the_set_is_the_smallest_there_is(seed):
         for n in names
     }
     table = {n: row or {configs[0]: 100} for n, row in table.items()}
-    found = next(fewest(names, table, 0.03))
+    found = next(fewest([(n,) for n in names], table, 0.03))
     sizes = [
         k
         for k in range(1, 9)
@@ -235,6 +291,18 @@ BROKEN = {
     "a call": (
         "rule: |\n  if q_len <= f(3):\n      return A\n  else:\n      return A\n",
         "no feature",
+    ),
+    "a name against a number": (
+        "rule: |\n  if pattern == 3:\n      return A\n  else:\n      return A\n",
+        "no pattern against a name",
+    ),
+    "a name that is compared": (
+        'rule: |\n  if pattern <= "a":\n      return A\n  else:\n      return A\n',
+        "no pattern against a name",
+    ),
+    "a number against a name": (
+        'rule: |\n  if q_len == "a":\n      return A\n  else:\n      return A\n',
+        "no feature against a number",
     ),
     "no python": ("rule: |\n  if if\n", "line 1"),
     "absent": ("", "damaged"),
@@ -316,7 +384,7 @@ def test_studies_are_a_recording_too(tmp_path):
             about=about,
         )
     other = StandInSource(key="says nothing of itself")
-    tune(other, budget=Budget(3, 60), storage=path, lane=InProcessLane(other))
+    tune(other, budget=Budget(3, 600), storage=path, lane=InProcessLane(other))
     found = of_studies(path)
     assert sorted(len(found.times(n)) for n in found.problems) == [6, 7, 8]
     assert found.origin.gpu == "nvidia-h200"
