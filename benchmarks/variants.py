@@ -175,7 +175,13 @@ class Forward:
             found |= {n: x for n, x in torch_peers.sdpa(*inputs).items() if n == "cudnn"}
         if "fa4" in self.options.peers:
             case = Case(made.pattern, made.problem)
-            found["fa4"] = flash4.launch_of(case, Inputs(*inputs, {}))[0]
+            try:
+                launch = flash4.launch_of(case, Inputs(*inputs, {}))[0]
+                launch()
+            except Exception as error:  # a compiler of its own, which may refuse a case in any way
+                torch_peers.printed("fa4", str(error))
+            else:
+                found["fa4"] = launch
         return found
 
 
