@@ -73,12 +73,10 @@ def run(pattern: Pattern, problem: Problem, job: Job, repeats: int) -> str:
     import torch
 
     from sparsegen.launch import Call, Kernel
-    from sparsegen.launch.module import write_modules
     from sparsegen.launch.tables import random_table
     from sparsegen.tune.check import check, fresh_inputs
 
-    module = write_modules(job.directory.parent, job.source)
-    kernel = Kernel(job.source, job.config, module, {"fast": job.directory})
+    kernel = Kernel(job.source, job.config, {"fast": job.directory})
     generator = torch.Generator("cuda").manual_seed(0)
     scale = problem.head_dim**-0.5 if pattern.scale is None else pattern.scale
     relative = int(pattern.align == "bottom_right")

@@ -13,7 +13,6 @@ import torch
 from sparsegen.bench.interleaved import in_turns
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
 from sparsegen.launch import Call, Job, Kernel
-from sparsegen.launch.module import write_modules
 from sparsegen.launch.tables import random_table
 from sparsegen.schedule import build as schedules
 from sparsegen.schedule.count import cells
@@ -126,8 +125,7 @@ class Contender:
                 why = outcome.error if b is None else f"{b.shared_bytes} B, spills {b.spill_bytes}"
                 print(f"    left out {name}: {why}", flush=True)
                 continue
-            module = write_modules(job.directory.parent, job.source)
-            kernel = Kernel(job.source, job.config, module, {"fast": job.directory})
+            kernel = Kernel(job.source, job.config, {"fast": job.directory})
             verdict = within_tolerance(self.launcher(kernel, *small)(), want, low)
             if not verdict:
                 print(f"    WRONG {name}: {verdict.reason}", flush=True)

@@ -30,7 +30,6 @@ from sparsegen.errors import SparsegenError
 from sparsegen.launch import Call, Job, Kernel
 from sparsegen.launch.backward import Saved
 from sparsegen.launch.backward_kernel import BackwardKernel
-from sparsegen.launch.module import write_modules
 from sparsegen.launch.tables import random_table
 from sparsegen.schedule import build as schedules
 from sparsegen.schedule.count import cells
@@ -196,7 +195,6 @@ class GradientContender:
         return BackwardKernel(
             {c.part: c.job.source for c in chosen},  # type: ignore[misc]
             {c.part: c.config for c in chosen},
-            {c.part: write_modules(c.job.directory.parent, c.job.source) for c in chosen},
             {c.part: {"fast": c.job.directory} for c in chosen},
             workspace,
         )

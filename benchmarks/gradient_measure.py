@@ -20,7 +20,6 @@ from sparsegen.bench.case import Case
 from sparsegen.codegen.backward import QUERIES
 from sparsegen.codegen.backward_planner import STORED
 from sparsegen.launch import Kernel
-from sparsegen.launch.module import write_modules
 from sparsegen.paths import data_dir
 from sparsegen.spec.gpu import current_gpu
 from sparsegen.tune import history
@@ -96,8 +95,7 @@ class Measured:
         self.workspace, self.turns = workspace, replace(PUBLISHED, idle_s=idle_s)
         self.choices = [c for c in choices if not self._left_out(c)]
         torch.manual_seed(0)
-        module = write_modules(forward.directory.parent, forward.source)
-        self.forward = Kernel(forward.source, forward.config, module, {"fast": forward.directory})
+        self.forward = Kernel(forward.source, forward.config, {"fast": forward.directory})
         self.saved, self.call = made.saved(made.length, made.length, self.forward)
         share = made.cells / made.length**2
         print(f"== {made.name}: {share:.4f} of the cells are visible", flush=True)

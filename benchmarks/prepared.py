@@ -14,7 +14,6 @@ from typing import Any
 
 from sparsegen.codegen.backward_planner import QUERIES
 from sparsegen.launch import Job, compile_many
-from sparsegen.launch.module import write_modules
 from sparsegen.tune.gradient_bench import GradientBench
 from sparsegen.tune.gradient_target import GradientTarget
 
@@ -43,7 +42,6 @@ class PreparedBench(GradientBench):
         return {
             "source": source,
             "config": config,
-            "module": write_modules(folder, source),
             "directories": {VARIANT: folder / VARIANT},
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsegen.artifact.manifest import LEVELS
 from sparsegen.artifact.store import Store
 from sparsegen.errors import InputError, SpecError, UnsupportedError
 from sparsegen.launch.capture import refuse_capture
 from sparsegen.runtime import checks
-from sparsegen.runtime.api import BACKENDS, compile, load
+from sparsegen.runtime.api import BACKENDS, check_designs, check_store, compile, load
 from sparsegen.runtime.attend import Attend, ReferenceAttend
+from sparsegen.spec.fields import show
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
@@ -82,12 +85,20 @@ class SparseAttention(nn.Module):
         super().__init__()
         _one_of("backend", backend, BACKENDS)
         _one_of("kernels", kernels, KERNELS)
+        _one_of("tune", tune, LEVELS)
+        check_designs(deterministic, workspace)
+        check_store(store)
+        if rotary is not None and not callable(rotary):
+            raise InputError(f"rotary must be called with q and k, got {type(rotary).__name__}")
         if dropout != 0.0:
             raise UnsupportedError(
                 f"dropout of attention weights is not supported, got dropout={dropout!r}: "
                 "use 0.0, and nn.Dropout on the output"
             )
         self.pattern = pattern if isinstance(pattern, Pattern) else Pattern.from_yaml(pattern)
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads)):
+            if type(size) is not int or size < 1:
+                raise InputError(f"{name} must be an integer, 1 or more, got {size!r}")
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = _head_dim(embed_dim, num_heads) if head_dim is None else head_dim
@@ -140,10 +151,9 @@ class SparseAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         for name, t in (("query", query), ("key", key), ("value", value)):
-            if t.dim() != 3 or t.shape[2] != self.embed_dim:
-                raise InputError(
-                    f"{name} must be [batch, length, {self.embed_dim}], got {list(t.shape)}"
-                )
+            if not isinstance(t, Tensor) or t.dim() != 3 or t.shape[2] != self.embed_dim:
+                got = list(t.shape) if isinstance(t, Tensor) else type(t).__name__
+                raise InputError(f"{name} must be [batch, length, {self.embed_dim}], got {got}")
         q = self._heads(self.q_proj(query), self.num_heads)
         k = self._heads(self.k_proj(key), self.num_kv_heads)
         v = self._heads(self.v_proj(value), self.num_kv_heads)
@@ -238,7 +248,7 @@ class SparseAttention(nn.Module):
             "kv_heads": self.num_kv_heads,
         }
         if lengths is not None:
-            given["lengths"] = list(lengths)
+            given["lengths"] = list(lengths) if isinstance(lengths, Sequence) else lengths
         try:
             return replace(self.pattern.problem or Problem(), **given)
         except SpecError as error:
@@ -257,11 +267,15 @@ class SparseAttention(nn.Module):
             raise InputError(f"pattern {self.pattern.name!r} {has}, one number a head")
         if slopes is None:
             return None
-        if len(slopes) != self.num_heads:
+        try:
+            found = tuple(map(float, slopes))
+        except (TypeError, ValueError):
+            found = ()
+        if len(found) != self.num_heads or not all(map(math.isfinite, found)):
             raise InputError(
-                f"alibi_slopes must be {self.num_heads} numbers, one a head, got {len(slopes)}"
+                f"alibi_slopes must be {self.num_heads} finite numbers, one a head, got {show(slopes)}"
             )
-        return tuple(map(float, slopes))
+        return found
 
 
 @cache
@@ -290,7 +304,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _head_dim(embed_dim: int, num_heads: int) -> int:
-    if num_heads < 1 or embed_dim % num_heads:
+    if embed_dim % num_heads:
         raise InputError(
             f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}; or give head_dim"
         )

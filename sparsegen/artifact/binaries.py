@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from sparsegen.artifact.build import Request
+from sparsegen.artifact.build import Progress, Request
 from sparsegen.artifact.refused import OnRecord, RefusedError
 
 if TYPE_CHECKING:
@@ -25,8 +27,9 @@ def compiled(
     jobs: Mapping[str, Job],
     workers: int | None,
     on_record: Mapping[str, OnRecord | None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Binary]:
-    """Binaries by the names of their jobs.
+    """Binaries by the names of their jobs; ``progress`` hears of each that the compiler is through with.
 
     ``on_record``: what the look-up gave a job, by name; the others have a default or what was measured here.
 
@@ -36,7 +39,9 @@ def compiled(
     from sparsegen.launch import CompileError, compile_many
 
     out: dict[str, Binary] = {}
-    for label, outcome in zip(jobs, compile_many(list(jobs.values()), workers), strict=True):
+    told: dict[str, Any] = {} if progress is None else {"done": _told(jobs, progress)}
+    outcomes = compile_many(list(jobs.values()), workers, **told)
+    for label, outcome in zip(jobs, outcomes, strict=True):
         name = f"{request.pattern.name} ({label}) for {request.gpu.name}"
         given = (on_record or {}).get(label)
         wrong = _wrong(outcome, name, request.gpu.shared_bytes, given)
@@ -47,6 +52,18 @@ def compiled(
         assert outcome.binary is not None
         out[label] = outcome.binary
     return out
+
+
+def _told(jobs: Mapping[str, Job], progress: Progress) -> Callable[[Outcome], None]:
+    """Counts what threads are through with."""
+    names = {id(job): name for name, job in jobs.items()}
+    lock, done = threading.Lock(), itertools.count(1)
+
+    def tell(outcome: Outcome) -> None:
+        with lock:
+            progress(next(done), len(jobs), f"compiled {names[id(outcome.job)]}")
+
+    return tell
 
 
 def _stopped(outcome: Outcome) -> bool:

@@ -117,6 +117,16 @@ def ask(
     return Request(pattern, problem, _gpu_here() if gpu is None else as_gpu(gpu), tune)
 
 
+def check_measurable(gpu: Gpu, tune: str, here: Gpu | None) -> None:
+    """InputError where ``tune`` measures and ``gpu`` is not the one ``here``: before a study, or a folder for one, is made."""
+    if tune != "off" and (here is None or here.name != gpu.name):
+        there = "there is none" if here is None else f"that is {here.name}"
+        raise InputError(
+            f"tune={tune!r} measures on the GPU here and {there}: for {gpu.name} say tune='off' (--tune off), which takes "
+            "the configuration on record"
+        )
+
+
 def _default_builder() -> Builder:
     from sparsegen.artifact.compiler import Compiler
 

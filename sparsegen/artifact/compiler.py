@@ -122,24 +122,30 @@ class Compiler:
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
         """The pipeline, without what the compiler here refuses of ``tuned/``."""
         if request.tune != "off":
-            return self._build(
-                request, [self._tuned(r, progress) for r in by_lengths(request)], directory
-            )
+            tuned = [self._tuned(r, progress) for r in by_lengths(request)]
+            return self._build(request, tuned, directory, progress)
 
         def attempt(refused: Refused) -> Decision:
             choices = [self._looked_up(r, refused) for r in by_lengths(request)]
-            return self._build(request, choices, directory)
+            return self._build(request, choices, directory, progress)
 
         return build_past(attempt, directory)
 
-    def _build(self, request: Request, choices: list[Choice], directory: Path) -> Decision:
+    def _build(
+        self,
+        request: Request,
+        choices: list[Choice],
+        directory: Path,
+        progress: Progress | None,
+    ) -> Decision:
         """Binaries for every pair of lengths, as far as the decisions differ."""
         made: dict[tuple[str, LaunchConfig], Built] = {}
         for choice in choices:
             key = choice.label, choice.config
             if key not in made:
                 folder = f"lengths{len(made)}" if made else ""
-                made[key] = Built(folder, self._built(request, choice, directory / folder))
+                binaries = self._built(request, choice, directory / folder, progress)
+                made[key] = Built(folder, binaries)
         buckets = [
             bucket_of(r, choice.label, choice.config, choice.how, made[choice.label, choice.config])
             for r, choice in zip(by_lengths(request), choices)
@@ -147,11 +153,13 @@ class Compiler:
         first = made[choices[0].label, choices[0].config]
         return _decision(request, choices[0], first, tuple(buckets) if len(made) > 1 else ())
 
-    def _built(self, request: Request, choice: Choice, directory: Path) -> list[Binary]:
+    def _built(
+        self, request: Request, choice: Choice, directory: Path, progress: Progress | None
+    ) -> list[Binary]:
         """Binaries and texts of one decision."""
         schedule = schedule_of(request.pattern, request.problem, choice.label)
         source = rendered(request.pattern, schedule, request.problem, self.template)
-        binaries = self._compile(request, source, choice, directory)
+        binaries = self._compile(request, source, choice, directory, progress)
         _write_texts(request.pattern, schedule, source, directory)
         return binaries
 
@@ -182,7 +190,12 @@ class Compiler:
         return choice_of(target, result, request)
 
     def _compile(
-        self, request: Request, source: KernelSource, choice: Choice, directory: Path
+        self,
+        request: Request,
+        source: KernelSource,
+        choice: Choice,
+        directory: Path,
+        progress: Progress | None,
     ) -> list[Binary]:
         """Each variant into a folder of its name."""
         from sparsegen.launch import Job, variants
@@ -196,7 +209,7 @@ class Compiler:
         # the first variant is what a tuning compiles and times
         spilled = {names[0]: Limits.spill_bytes}
         given = {name: choice.given(self.template, spilled.get(name)) for name in names}
-        return list(compiled(request, jobs, self.jobs, given).values())
+        return list(compiled(request, jobs, self.jobs, given, progress).values())
 
 
 def looked_up(

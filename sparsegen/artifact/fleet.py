@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -19,7 +20,7 @@ from sparsegen.artifact.gradients import BACKWARD, FORWARD, passes_of
 from sparsegen.artifact.manifest import Decision
 from sparsegen.artifact.problems import Changes, changed, words
 from sparsegen.artifact.store import Store
-from sparsegen.errors import InputError, SparsegenError, UnsupportedError
+from sparsegen.errors import ArtifactError, InputError, SparsegenError, UnsupportedError
 
 if TYPE_CHECKING:
     from sparsegen.spec.gpu import Gpu
@@ -104,6 +105,8 @@ def warm(
         jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
         builder, gradients: what builds the passes; default: Triton.
     """
+    from sparsegen.launch.pool import stop_compiling
+
     store = Store() if store is None else store
     made_by = builders(builder, gradients, 1)
     items = list(work(gpus, patterns, problems))
@@ -123,6 +126,9 @@ def warm(
                         progress(len(results), len(items), f"{result.name}: {result.state}")
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
+            while any(future.running() for future in waiting):
+                stop_compiling()
+                time.sleep(0.1)
             raise
     return Report(tuple(results[number] for number in range(len(items))))
 
@@ -234,7 +240,7 @@ def _item(one: Pattern | str | Path, gpu: Gpu) -> Item:
 def _build_one(item: Item, tune: str, store: Store, builder: Builder) -> Result:
     if item.pattern is None:
         return item.result("failed", item.fault)
-    counted = _Counted(builder)
+    counted = _Counted(builder, store.root)
     try:
         artifact = ensure(
             item.pattern, item.problem, item.gpu, tune=tune, store=store, builder=counted
@@ -251,13 +257,15 @@ def _build_one(item: Item, tune: str, store: Store, builder: Builder) -> Result:
 
 
 class _Counted:
-    """A builder that knows whether it was asked to build."""
+    """A builder that knows whether it was asked to build, and builds below ``root`` alone: what goes elsewhere is lost."""
 
-    def __init__(self, builder: Builder):
-        self.inner, self.built = builder, False
+    def __init__(self, builder: Builder, root: Path):
+        self.inner, self.root, self.built = builder, root, False
         self.key, self.versions, self.is_current = builder.key, builder.versions, builder.is_current
 
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
+        if not directory.is_relative_to(self.root):
+            raise ArtifactError(f"{self.root} cannot be written")
         self.built = True
         return self.inner.build(request, directory, progress)
 

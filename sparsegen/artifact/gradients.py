@@ -53,7 +53,7 @@ def passes_of(asked: Iterable[str] | None, problem: Problem) -> tuple[str, ...]:
     """
     if asked is None:
         asked = [name for name in problem.passes if name in COMPILED]
-    names = [asked] if isinstance(asked, str) else list(asked)
+    names = list(asked) if isinstance(asked, Iterable) and not isinstance(asked, str) else [asked]
     odd = [name for name in names if name not in COMPILED]
     if odd:
         raise InputError(f"passes must be some of {', '.join(COMPILED)}, got {odd[0]!r}")
@@ -109,18 +109,23 @@ class GradientCompiler:
     def build(self, request: Request, directory: Path, progress: Progress | None) -> Decision:
         """Choose, render, compile, without what the compiler here refuses of ``tuned/``."""
         if request.tune != "off":
-            return self._build(
-                request, *self._designed(request, self._tuned(request, progress)), directory
-            )
+            chosen, why = self._designed(request, self._tuned(request, progress))
+            return self._build(request, chosen, why, directory, progress)
 
         def attempt(refused: Refused) -> Decision:
             found = self._looked_up(request, refused)
-            return self._build(request, *self._designed(request, found, refused), directory)
+            chosen, why = self._designed(request, found, refused)
+            return self._build(request, chosen, why, directory, progress)
 
         return build_past(attempt, directory)
 
     def _build(
-        self, request: Request, chosen: dict[str, Choice], why: str, directory: Path
+        self,
+        request: Request,
+        chosen: dict[str, Choice],
+        why: str,
+        directory: Path,
+        progress: Progress | None,
     ) -> Decision:
         """``why``: the design was chosen."""
         from sparsegen.launch import Job, variants
@@ -135,7 +140,7 @@ class GradientCompiler:
                 job, folder = f"{name}/{variant}", directory / name / variant
                 jobs[job] = Job(source, kernels[name], variant, request.gpu, folder)
                 given[job] = _given(name, kernels[name], chosen, timed=variant == names[0])
-        binaries = compiled(request, jobs, self.jobs, given)
+        binaries = compiled(request, jobs, self.jobs, given, progress)
         write_texts(request.pattern, both, sources, directory)
         return decision_of(request, both, chosen, kernels, binaries, why)
 

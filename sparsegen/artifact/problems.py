@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sparsegen.spec.problem import Problem
 
 Changes = Mapping[str, Any]
+MOST_BYTES = 1 << 20
 
 
 def read_problems(path: str | Path) -> list[Changes]:
@@ -21,12 +22,10 @@ def read_problems(path: str | Path) -> list[Changes]:
     Raises:
         InputError: it cannot be read or is no such list, or a field or an entry stands there twice.
     """
+    from sparsegen.spec.text_file import read_text
     from sparsegen.spec.yaml_tree import read_tree
 
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    text = read_text(path, MOST_BYTES)
     lines = [line.split("#")[0].strip() for line in text.splitlines()]
     tree = read_tree(text if any(lines) else "[]", str(path))
     if tree.mistakes:

@@ -38,7 +38,7 @@ class Remote:
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not _URL.fullmatch(self.url):
+        if not isinstance(self.url, str) or not _URL.fullmatch(self.url):
             raise InputError(
                 f"a store must be an absolute path or a URL such as s3://bucket/folder, got {self.url!r}"
             )

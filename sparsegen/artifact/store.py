@@ -74,12 +74,16 @@ class Store:
         places: Places | None = None,
         archive: str | Path | None = None,
     ):
-        self.root = default_root() if root is None else Path(os.path.abspath(root))
+        self.root = default_root() if root is None else _path("root", root)
         if push and remote is None:
             raise InputError("push needs the URL of a store to send to")
         self._remote = None if remote is None else Remote(remote).url  # checked now, asked later
         self._push, self._places = push, places
-        self._archive = None if archive is None else Path(os.path.abspath(archive))
+        self._archive = None if archive is None else _path("archive", archive)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Store:
+        """Itself: a place on a disk.  Copies of a layer then share its kernels (``nn.open_callable``)."""
+        return self
 
     @property
     def places(self) -> Places:
@@ -275,6 +279,13 @@ class Store:
                 refusals.append(error)
         found, said = pull(self._places_here(), key, publish)
         return found, refusals + said
+
+
+def _path(name: str, value: str | Path) -> Path:
+    """Absolute.  InputError for an empty name, which would be the folder that one happens to be in, and for no name."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
+        raise InputError(f"{name} of a Store must be a path, got {value!r}")
+    return Path(os.path.abspath(value))
 
 
 def _entries_below(root: Path) -> Iterator[tuple[Path, Manifest | ArtifactError]]:

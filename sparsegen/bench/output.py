@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparsegen.bench import table
 from sparsegen.bench.results import Results
-from sparsegen.errors import InputError
+from sparsegen.report.files import check_writable, write
 from sparsegen.tune.measure import PUBLISHED, Turns
 
 
@@ -23,16 +22,15 @@ class Files:
 
     def __post_init__(self) -> None:
         for path in (self.csv, self.png, self.out):
-            folder = None if path is None else path.absolute().parent
-            if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
-                raise InputError(f"{path}: cannot be written: {folder} is no writable folder")
+            if path is not None:
+                check_writable(path)
 
     def keep(self, results: Results) -> None:
         """Write the results so far: a run that is cut short keeps what it has measured."""
         if self.csv is not None:
-            table.write(self.csv, table.csv_text(results))
+            write(self.csv, table.csv_text(results).encode())
         if self.out is not None:
-            table.write(self.out, json.dumps(results.as_dict(), indent=1) + "\n")
+            write(self.out, (json.dumps(results.as_dict(), indent=1) + "\n").encode())
         if self.png is not None and results.cases:
             from sparsegen.bench.plot import save_png
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from sparsegen.bench.results import OURS, Measured, Results
 from sparsegen.errors import InputError
+from sparsegen.report import files
 
 # Told apart by people with the common colour-vision deficiencies; ours is the first.
 _COLOURS = ("#d55e00", "#0072b2", "#56b4e9", "#009e73", "#cc79a7", "#e69f00", "#777777", "#000000")
@@ -21,11 +23,9 @@ def save_png(results: Results, path: Path) -> None:
     """
     if not results.cases:
         raise InputError(f"{path}: nothing was measured, so there is nothing to draw")
-    figure = draw(results)
-    try:
-        figure.savefig(path, format="png")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error}") from error
+    drawn = io.BytesIO()
+    draw(results).savefig(drawn, format="png")
+    files.write(path, drawn.getvalue())
 
 
 def draw(results: Results) -> Any:

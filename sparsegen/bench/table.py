@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sparsegen.bench.results import OURS, Measured, Results, Row
-from sparsegen.errors import InputError
 
 COLUMNS = (
     "date", "gpu", "driver", "sparsegen", "torch", "triton", "pattern", "problem", "q_len", "kv_len", "contender",
@@ -141,11 +139,3 @@ def _shown(one: Measured, row: Row, results: Results) -> tuple[str, ...]:
         f"{row.setup_ms:.1f}" if row.setup_bytes or row.setup_ms else "–",
         "" if mine else f"{row.difference:.1e}",
     )
-
-
-def write(path: Path, content: str) -> None:
-    """Write a result file.  ``InputError`` where that cannot be."""
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error}") from error

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparsegen.cli.look import Json
-from sparsegen.cli.output import emit
+from sparsegen.cli.output import emit, progress
 
 
 def report(
@@ -30,5 +30,6 @@ def report(
     """
     from sparsegen.report.history_page import report as write
 
-    page = write(out, studies=studies)
+    with progress("report") as said:
+        page = write(out, studies=studies, progress=said)
     emit(page.as_dict(), as_json, page.text())

@@ -109,15 +109,15 @@ def _here(
     from sparsegen.spec.pattern import Pattern
 
     asked = None if problems is None else read_problems(problems)
-    return [
-        tune_one(
-            name,
-            problem=None if asked is None else changed(Pattern.from_yaml(name), changes),
-            part=part,
-            **common,
-        )
-        for name in names
+    # all of them before the first is measured: a mistake in the last one is not said after minutes
+    posed = [
+        (name, None if asked is None else changed(spec, changes))
+        for name, spec in [(name, Pattern.from_yaml(name)) for name in names]
         for changes in asked or ({},)
+    ]
+    return [
+        tune_one(name, problem=problem, part=part, **common)
+        for name, problem in posed
         for part in parts
     ]
 

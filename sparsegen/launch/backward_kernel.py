@@ -25,7 +25,7 @@ from sparsegen.launch.kernel import (
 )
 from sparsegen.launch.loading import Loaded, load
 from sparsegen.launch.loading import Prepared as Launchable
-from sparsegen.launch.module import load_module, write_modules
+from sparsegen.launch.module import load_module
 from sparsegen.launch.pool import Job, compile_many
 from sparsegen.spec.gpu import Gpu
 
@@ -40,16 +40,15 @@ class BackwardKernel:
         self,
         sources: Mapping[str, BackwardSource],
         configs: Mapping[str, LaunchConfig],
-        modules: Mapping[str, Path],
         directories: Mapping[str, Mapping[str, Path]],
         workspace: int | None = None,
     ):
-        """By name of the source: ``modules`` the rendered text on disk, ``directories`` variant → folder with Triton's files.
+        """``directories``: name of the source → variant → folder with its binaries and what describes them.
 
         ``workspace``: bytes that a pass with stored dS may take.
         """
         self.sources, self.configs, self.workspace = dict(sources), dict(configs), workspace
-        self._modules, self._directories = dict(modules), dict(directories)
+        self._directories = dict(directories)
         self._loaded: dict[tuple[str, str, int, int], Loaded] = {}
         self._prepared: dict[Any, Prepared] = {}  # passes, by all that decides their launches
 
@@ -110,9 +109,9 @@ class BackwardKernel:
         key = source.name, variant, device, launch
         found = self._loaded.get(key)
         if found is None:
-            config, module = self.configs[source.name], self._modules[source.name]
+            config = self.configs[source.name]
             folder = self._directories[source.name][variant]
-            found = load(source, config, variant, module, folder, device, launch)
+            found = load(source, config, variant, folder, device, launch)
             self._loaded[key] = found
         return found
 
@@ -259,11 +258,10 @@ def compile_pairs(
             raise CompileError(outcome.error)
     out = []
     for pair, some in zip(pairs, jobs, strict=True):
-        modules = {p: write_modules(pair.folder / p, s) for p, s in pair.sources.items()}
         folders: dict[str, dict[str, Path]] = {name: {} for name in pair.sources}
         for job in some:
             folders[job.directory.parent.name][job.variant] = job.directory
-        out.append(BackwardKernel(pair.sources, pair.configs, modules, folders))
+        out.append(BackwardKernel(pair.sources, pair.configs, folders))
     return out
 
 

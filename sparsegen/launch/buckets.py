@@ -34,7 +34,7 @@ class BucketKernel(Kernel):
 
     def __init__(self, first: Kernel, opened: Mapping[Lengths, Callable[[], Kernel]]):
         """``opened``: gives the kernel of each pair when a call first needs it; ``first`` among them."""
-        super().__init__(first.source, first.config, first._module, first._directories)
+        super().__init__(first.source, first.config, first._directories)
         self._pairs, self._opened = tuple(opened), dict(opened)
         self._kernels: dict[Lengths, Kernel] = {}
         self._nearest = lru_cache(maxsize=4096)(lambda lengths: nearest(lengths, self._pairs))

@@ -23,8 +23,11 @@ def main() -> None:
             answer: dict[str, object] = {"binary": record(binary)}
         except SparsegenError as error:
             answer = {"error": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # our parent was ended: nobody asks any more
+            break
     # Nothing is left to close, and at an orderly end Triton 3.9 prints pages about objects that its bindings keep
     # after a Gluon kernel was compiled.
     sys.stderr.flush()

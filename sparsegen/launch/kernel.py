@@ -75,12 +75,10 @@ class Kernel:
         self,
         source: KernelSource,
         config: LaunchConfig,
-        module: Path,
         directories: Mapping[str, Path],
     ):
-        """``module``: the rendered text on disk; ``directories``: variant → folder with Triton's files."""
+        """``directories``: variant → folder with its binaries and what describes them."""
         self.source, self.config = source, config
-        self._module = Path(module)
         self._directories = {v: Path(d) for v, d in directories.items()}
         self._loaded: dict[tuple[str, int, int], Loaded] = {}
 
@@ -112,7 +110,7 @@ class Kernel:
         found = self._loaded.get((variant, device, launch))
         if found is None:
             folder = self._directories[variant]
-            found = load(self.source, self.config, variant, self._module, folder, device, launch)
+            found = load(self.source, self.config, variant, folder, device, launch)
             self._loaded[variant, device, launch] = found
         return found
 

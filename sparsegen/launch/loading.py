@@ -55,15 +55,13 @@ def load(
     source: KernelSource,
     config: LaunchConfig,
     variant: str,
-    module: Path,
     directory: Path,
     device: int,
     launch: int = 0,
 ) -> Loaded:
-    """One launch of a variant on a device.
+    """One launch of a variant on a device; ``directory``: the variant's files.
 
-    ``module``: the rendered text, which nothing reads, ``directory``: the variant's files.  ``ToolchainError`` and
-    ``ArtifactError`` say why it cannot be launched here.
+    ``ToolchainError`` and ``ArtifactError`` say why it cannot be launched here.
     """
     refuse_capture(f"the {variant} kernel is not loaded yet")
     return DriverLoaded(source, config, variant, directory, device, launch)

@@ -15,12 +15,16 @@ from pathlib import Path
 
 from sparsegen.codegen.knobs import LaunchConfig
 from sparsegen.codegen.source import KernelSource
+from sparsegen.errors import ToolchainError
 from sparsegen.launch.binary import Binary, from_record
 from sparsegen.spec.gpu import Gpu
 
 TIMEOUT_S = (
     300.0  # a kernel takes 1-5 s; the longest seen on a loaded machine stayed under a minute
 )
+
+
+_ENDS: set[Callable[[], None]] = set()  # of every ``compile_many`` that is under way
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,10 @@ def compile_many(
     timeout_s: float = TIMEOUT_S,
     done: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Compile all jobs, ``workers`` at a time (default: the machine's cores); outcomes in the jobs' order."""
+    """Compile all jobs, ``workers`` at a time (default: the machine's cores); outcomes in the jobs' order.
+
+    ToolchainError where ``stop_compiling`` ended it.
+    """
     count = max(1, min(len(jobs), workers or os.cpu_count() or 1))
     shares = [jobs[i::count] for i in range(count)]
     workers_here = [_Worker() for _ in shares]
@@ -60,6 +67,8 @@ def compile_many(
         out: list[Outcome] = []
         try:
             for job in share:
+                if stop.is_set():
+                    break
                 outcome = worker.compile(job, timeout_s)
                 if stop.is_set():
                     break
@@ -70,16 +79,31 @@ def compile_many(
             worker.close()
         return out
 
-    with ThreadPoolExecutor(count) as threads:
-        try:
-            results = list(threads.map(run, workers_here, shares))
-        except BaseException:  # Ctrl-C, too: nobody waits for what is being compiled
-            stop.set()
-            for worker in workers_here:
-                worker.kill()
-            raise
+    def end() -> None:
+        stop.set()
+        for worker in workers_here:
+            worker.kill()
+
+    _ENDS.add(end)
+    try:
+        with ThreadPoolExecutor(count) as threads:
+            try:
+                results = list(threads.map(run, workers_here, shares))
+            except BaseException:  # Ctrl-C, too: nobody waits for what is being compiled
+                end()
+                raise
+    finally:
+        _ENDS.discard(end)
+    if stop.is_set():
+        raise ToolchainError("compiling was stopped")
     by_share = [list(r) for r in results]
     return [by_share[i % count][i // count] for i in range(len(jobs))]
+
+
+def stop_compiling() -> None:
+    """End what other threads of this process compile: Ctrl-C reaches the main one alone."""
+    for end in tuple(_ENDS):
+        end()
 
 
 class _Worker:

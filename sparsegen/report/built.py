@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparsegen.artifact.build import Builder, Progress, ask, ensure
+from sparsegen.artifact.build import Builder, Progress, ask, check_measurable, ensure
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
@@ -134,7 +134,7 @@ def build(
     ``None``: ``quick`` where that GPU is here, ``off`` where it is cross-compiled for.  ``passes``: see
     ``artifact.gradients.passes_of``; each gradient kernel is tuned at that level too.  ``deterministic``: as of
     ``sparsegen.compile``; ``stored``: gradients for calls with a workspace.
-    Errors are those of ``artifact.build.ensure``.
+    Errors are those of ``artifact.build.ensure``, and ``InputError`` where a GPU is to be measured that is not here.
     """
     spec = Pattern.from_yaml(pattern)
     found = current_gpu()
@@ -147,8 +147,9 @@ def build(
             "ask for them with passes forward,backward"
         )
     here = found is not None and found.name == wanted.name
-    builder = Compiler(jobs=jobs, full_budget_s=budget_s)
     level, steps = tune or default_level(here=here), 1 + trains
+    check_measurable(wanted, level, found)
+    builder = Compiler(jobs=jobs, full_budget_s=budget_s)
 
     def step(done: int, builder: Builder) -> Artifact:
         if progress is not None:  # compiling takes minutes and says nothing itself

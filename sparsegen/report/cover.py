@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsegen.errors import TuneError
+from sparsegen.report import files
 from sparsegen.tune.cover import LIMIT, Cover, cover
 from sparsegen.tune.rule import path_of
 
@@ -72,7 +73,7 @@ def cover_of(
     Args:
         source: a recording, a SQLite file of studies, or a database URL.
         limit: the share of the best time that may be lost; default 0.03.
-        gpu: which one, where a storage has studies of several.
+        gpu: which one, where a storage has studies of several; its name or alias.
         keep: write the rule to ``tuned/`` (``root``; default the folder that comes with the package).
 
     Raises:
@@ -80,12 +81,24 @@ def cover_of(
             times are synthetic and ``keep`` was asked; or the source has too little.
     """
     from sparsegen.paths import data_dir
+    from sparsegen.spec.gpu import all_gpus
     from sparsegen.tune import recording
     from sparsegen.tune.recorded_studies import of_studies
+    from sparsegen.tune.storage import address_of
 
     limit = LIMIT if limit is None else limit
-    is_file = "://" not in source and _begins_like_json(Path(source))
-    record = recording.read(Path(source)) if is_file else of_studies(source, gpu)
+    root = root or data_dir("tuned")
+    if keep:
+        files.check_kept(root)
+    names = {n: g.name for g in all_gpus() for n in (g.name, *g.aliases)}
+    wanted = None if gpu is None else names.get(gpu, gpu)
+    found_at = address_of(source)
+    if isinstance(found_at, Path) and _begins_like_json(found_at):
+        record = recording.read(found_at)
+    else:
+        record = of_studies(source, wanted)
+    if wanted not in (None, record.origin.gpu):
+        raise TuneError(f"{source} was measured on {record.origin.gpu}, and not on {wanted}")
     found = cover(record, limit)
     if not keep:
         return CoverPage(found, None)
@@ -97,9 +110,9 @@ def cover_of(
             f"the rule is not kept: {worst.problem} loses {_share(worst.rule)} with {worst.chosen}, "
             f"the limit is {limit:.1%}; measure more, or allow more with --limit"
         )
-    path = path_of(root or data_dir("tuned"), found.rule.gpu, found.rule.template)
+    path = path_of(root, found.rule.gpu, found.rule.template)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(found.rule.text(), encoding="utf-8")
+    files.write(path, found.rule.text().encode())
     return CoverPage(found, path)
 
 

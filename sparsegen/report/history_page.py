@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsegen.errors import InputError
 from sparsegen.paths import data_dir
+from sparsegen.report import files
 from sparsegen.report import history_page_charts as charts
 from sparsegen.report.history_page_series import (
     Series,
@@ -114,12 +114,19 @@ class Page:
         )
 
 
-def report(out: Path, *, studies: str | Path | None = None, tuned: Path | None = None) -> Page:
+def report(
+    out: Path,
+    *,
+    studies: str | Path | None = None,
+    tuned: Path | None = None,
+    progress: Callable[[int, int, str], None] = lambda done, total, message: None,
+) -> Page:
     """Read everything, write the page to ``out``.
 
     Args:
         studies: a folder of SQLite files, one file, or a database URL; default: those of the cache.
         tuned: the folder to read; default the one that comes with the package.
+        progress: hears of steps done, steps in all, and one line about the newest; it takes seconds.
 
     Raises:
         ArtifactError: a file of ``tuned/`` is damaged.
@@ -128,16 +135,18 @@ def report(out: Path, *, studies: str | Path | None = None, tuned: Path | None =
     """
     from sparsegen.report.history_page_pictures import pictures
 
-    if not out.absolute().parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.absolute().parent}")
+    files.check_writable(out)
     patterns = _patterns()
+    steps = 1 + len(patterns)
+    progress(0, steps, "tuned/ and studies")
     facts = gather(patterns, studies=studies, tuned=tuned)
-    text = render(facts, pictures(patterns))
-    try:
-        out.write_text(text, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"{out}: cannot be written: {error}") from error
-    return Page(out, len(text.encode()), facts)
+    drawn: list[Picture] = []
+    for name, one in zip(patterns, pictures(patterns)):
+        drawn.append(one)
+        progress(1 + len(drawn), steps, f"picture of {name}")
+    page = render(facts, drawn).encode()
+    files.write(out, page)
+    return Page(out, len(page), facts)
 
 
 def gather(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,9 @@ class Picture:
         return f"Mask of {self.pattern}: {seen}" + f"; branches: {parts}." * bool(parts)
 
 
-def pictures(patterns: Mapping[str, Pattern]) -> list[Picture]:
+def pictures(patterns: Mapping[str, Pattern]) -> Iterator[Picture]:
     """One picture a pattern, in the order given; about a third of a second each."""
-    return [picture(pattern) for pattern in patterns.values()]
+    return map(picture, patterns.values())
 
 
 def picture(pattern: Pattern) -> Picture:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsegen.errors import InputError, TuneError
-from sparsegen.tune.storage import Storage, open_storage
+from sparsegen.tune.storage import Storage, address_of, open_storage
 from sparsegen.tune.study import Trial, trial_of
 from sparsegen.tune.tuner import quiet_optuna
 
@@ -69,13 +69,15 @@ def read_studies(where: str | Path | None) -> list[Convergence]:
         from sparsegen.artifact.store import default_root
 
         return _of_files(sorted((default_root() / "studies").glob("*.sqlite")))
-    if "://" in str(where):
+    path = address_of(where)
+    if not isinstance(path, Path):
         with quiet_optuna():
             return _of_storage(open_storage(str(where)), None)
-    path = Path(where)
     if path.is_dir():
         return _of_files(sorted(path.glob("*.sqlite")))
     if path.is_file():
+        if not path.stat().st_size:  # SQLite takes it for a database without tables
+            raise TuneError(f"cannot read the study {path}: it is empty")
         return _of_files([path])
     raise InputError(f"--studies {str(where)!r} is no folder, no SQLite file and no database URL")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sparsegen.report import files
 from sparsegen.report.coverage import Grid
 
 # Told apart by people with the common colour-vision deficiencies, in the order branches come.
@@ -55,7 +57,9 @@ def save_png(grid: Grid, title: str, path: Path, words: Mapping[str, str] | None
     axes.tick_params(labelsize=8)
     if handles:
         figure.legend(handles=handles, loc="outside lower left", ncols=1, fontsize=8, frameon=False)
-    figure.savefig(path, format="png")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    files.write(path, drawn.getvalue())
 
 
 def _layers(grid: Grid) -> dict[str, tuple[Any, Any]]:

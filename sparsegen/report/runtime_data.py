@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError
+from sparsegen.spec.text_file import read_text
 
 if TYPE_CHECKING:
     import torch
 
+MOST_BYTES = 64 << 20
 _MASK = 2**64 - 1
 
 
@@ -22,12 +24,7 @@ def read_runtime(path: Path) -> dict[str, Any]:
     cols, percent, seed}``: cell (i, j) is then set when ``splitmix64(seed*1000003 + i*4099 + j) % 100 < percent``.
     Raises ``InputError``, naming the file, for what cannot be read; what the pattern does not take is found by it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path}: cannot be read: {reason}") from error
-    data = _parse(path, text)
+    data = _parse(path, read_text(path, MOST_BYTES))
     if not isinstance(data, Mapping):
         raise InputError(f"{path}: must be a mapping from run-time names to data")
     return {str(name): _value(path, str(name), value) for name, value in data.items()}

@@ -145,10 +145,7 @@ class Look:
             f"{self.pattern.name}: {self.q_len:,} x {self.kv_len:,}, "
             f"{_percent(self.density)} visible"
         )
-        try:
-            save_png(self.grid(PNG_SIZE), title, path, self._legend())
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+        save_png(self.grid(PNG_SIZE), title, path, self._legend())
 
     def _legend(self) -> dict[str, str]:
         """How the tiles of every branch lie, by its name."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.errors import InputError, SparsegenError, ToolchainError, TuneError
 from sparsegen.paths import data_dir
+from sparsegen.report import files
 
 if TYPE_CHECKING:
     from sparsegen.artifact.problems import Changes
@@ -48,6 +49,8 @@ def tune_one(
     gpu = current_gpu() if replay is None else find_gpu(replay.origin.gpu)
     if gpu is None:
         raise ToolchainError("tuning measures on a GPU and there is none here")
+    if keep:
+        files.check_kept(data_dir("tuned"))
     job = job_of(spec, problem, gpu, storage, budget_s, jobs, replay, part)
     with shown(f"tune {spec.name}{f' gradients of {part}' if part else ''}") as progress:
         done = run(_with_study(job), progress=progress)
@@ -98,6 +101,8 @@ def tune_many(
     from sparsegen.spec.pattern import Pattern
     from sparsegen.tune.cluster import Failed, spread, types_of
 
+    if keep:
+        files.check_kept(data_dir("tuned"))
     specs = [Pattern.from_yaml(pattern) for pattern in patterns]
     types = types_of(address, all_gpus()) if gpus is None else [find_gpu(gpu) for gpu in gpus]
     wanted = [

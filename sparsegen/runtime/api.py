@@ -13,7 +13,7 @@ from sparsegen.artifact import build as artifacts
 from sparsegen.artifact.compiler import Compiler
 from sparsegen.artifact.entry import Artifact
 from sparsegen.artifact.manifest import Bucket
-from sparsegen.artifact.rendering import SOURCE, inside, outline_of
+from sparsegen.artifact.rendering import inside, outline_of
 from sparsegen.artifact.store import Store
 from sparsegen.errors import CacheMiss, InputError
 from sparsegen.launch.buckets import BucketKernel
@@ -75,31 +75,31 @@ def compile(
     from sparsegen.artifact.gradients import BACKWARD, GradientCompiler, passes_of
 
     found = _pattern(pattern)
-    _check_designs(deterministic, workspace)
+    check_designs(deterministic, workspace)
+    check_store(store)
+    _check_effort(budget_s, jobs)
     if backend not in BACKENDS:
         raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "reference":
         if gpu is not None:
             raise InputError("backend='reference' builds for no GPU type: leave gpu out")
         return ReferenceAttend(found)
-    builder = Compiler(jobs=jobs, full_budget_s=budget_s)
+    forwards = Compiler(jobs=jobs, full_budget_s=budget_s)
+    stored = workspace is not None
+    backwards = GradientCompiler(jobs, None, budget_s, deterministic, stored)
     if passes is not None:
         passes = passes_of(passes, Problem())  # a wrong name is said before a GPU is looked for
     request = artifacts.ask(found, problem, gpu, tune)
     if gpu is not None:
-        _check_measurable(request.gpu, tune)
+        artifacts.check_measurable(request.gpu, tune, current_gpu())
+
+    def ensured(wanted: Problem, level: str, builder: Compiler | GradientCompiler) -> Artifact:
+        told = _logged(found.name, level)
+        how: dict[str, Any] = {"tune": level, "store": store, "builder": builder, "progress": told}
+        return artifacts.ensure(found, wanted, request.gpu, **how)
 
     def build(wanted: Problem, level: str) -> Kernel:
-        artifact = artifacts.ensure(
-            found,
-            wanted,
-            request.gpu,
-            tune=level,
-            store=store,
-            builder=builder,
-            progress=_logged(found.name),
-        )
-        return open_kernel(found, wanted, artifact)
+        return open_kernel(found, wanted, ensured(wanted, level, forwards))
 
     def rebuild(wanted: Problem) -> Kernel:
         # inside a call of the user's: two minutes of tuning are no answer there
@@ -107,17 +107,7 @@ def compile(
         return build(wanted, "off")
 
     def build_gradients(wanted: Problem, level: str) -> BackwardKernel:
-        artifact = artifacts.ensure(
-            found,
-            wanted,
-            request.gpu,
-            tune=level,
-            store=store,
-            builder=GradientCompiler(
-                jobs, None, budget_s, deterministic, stored=workspace is not None
-            ),
-            progress=_logged(found.name),
-        )
+        artifact = ensured(wanted, level, backwards)
         return _with_workspace(open_gradients(found, wanted, artifact), workspace)
 
     def first_gradients(wanted: Problem) -> BackwardKernel:
@@ -154,7 +144,8 @@ def load(
     how they are built.
     """
     found = _pattern(pattern)
-    _check_designs(deterministic, workspace)
+    check_designs(deterministic, workspace)
+    check_store(store)
     if missing not in MISSING:
         raise InputError(f"missing must be one of {', '.join(MISSING)}, got {missing!r}")
     request = artifacts.ask(found, problem, gpu)
@@ -209,20 +200,18 @@ def _open(
     source = outline_of(pattern, problem, artifact, bucket)
     decided = artifact.manifest.decision if bucket is None else bucket
     directories = {v.name: artifact.path / inside(bucket, v.name) for v in decided.variants}
-    module = artifact.path / inside(bucket, SOURCE)
-    return Kernel(source, decided.config, module, directories)
+    return Kernel(source, decided.config, directories)
 
 
 def open_gradients(pattern: Pattern, problem: Problem, artifact: Artifact) -> BackwardKernel:
     """The same for the kernels of gradients."""
-    from sparsegen.artifact.gradient_texts import module_of, sources_of
+    from sparsegen.artifact.gradient_texts import sources_of
     from sparsegen.launch.backward_kernel import BackwardKernel
 
     sources, configs = sources_of(pattern, problem, artifact), artifact.manifest.decision.kernels
     return BackwardKernel(
         sources,
         configs,
-        {name: artifact.path / module_of(name) for name in sources},
         {
             name: {v: artifact.path / name / v for v in variants(source, configs[name])}
             for name, source in sources.items()
@@ -230,17 +219,8 @@ def open_gradients(pattern: Pattern, problem: Problem, artifact: Artifact) -> Ba
     )
 
 
-def _check_measurable(gpu: Gpu, tune: str) -> None:
-    here = current_gpu()
-    if tune != "off" and (here is None or here.name != gpu.name):
-        there = "there is none" if here is None else f"that is {here.name}"
-        raise InputError(
-            f"tune={tune!r} measures on the GPU here and {there}: for {gpu.name} say tune='off', which takes the "
-            "configuration on record"
-        )
-
-
-def _check_designs(deterministic: Any, workspace: Any) -> None:
+def check_designs(deterministic: Any, workspace: Any) -> None:
+    """InputError unless the two are of their kinds and go together."""
     if not isinstance(deterministic, bool):
         raise InputError(f"deterministic must be True or False, got {deterministic!r}")
     if workspace is None:
@@ -253,18 +233,36 @@ def _check_designs(deterministic: Any, workspace: Any) -> None:
         )
 
 
+def check_store(store: Any) -> None:
+    """InputError for what is no store: a path is the argument of one."""
+    if store is not None and not isinstance(store, Store):
+        raise InputError(f"store must be a sparsegen.Store, got {type(store).__name__}")
+
+
+def _check_effort(budget_s: Any, jobs: Any) -> None:
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not budget_s >= 1:
+        raise InputError(f"budget_s must be seconds, 1 or more, got {budget_s!r}")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise InputError(f"jobs must be a number of processes, 1 or more, got {jobs!r}")
+
+
 def _with_workspace(kernel: BackwardKernel, workspace: int | None) -> BackwardKernel:
     kernel.workspace = workspace
     return kernel
 
 
-def _logged(name: str) -> artifacts.Progress:
-    """Progress of a tuning as log records.  The first is a warning: nobody should wait two minutes without a word."""
+def _logged(name: str, level: str) -> artifacts.Progress | None:
+    """Progress of a tuning and its build as log records, of a build alone nothing.
+
+    The first is a warning: nobody should wait two minutes without a word.
+    """
+    if level == "off":
+        return None
     levels = itertools.chain([logging.WARNING], itertools.repeat(logging.INFO))
 
     def tell(done: int, total: int, message: str) -> None:
         note = "; tune='off' takes the configuration on record" if not done else ""
-        log.log(next(levels), "tuning %s: %d of %d, %s%s", name, done, total, message, note)
+        log.log(next(levels), "building %s: %d of %d, %s%s", name, done, total, message, note)
 
     return tell
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparsegen.errors import InputError
 from sparsegen.launch.capture import refuse_capture
@@ -69,6 +69,20 @@ class Attend:
         self._traced.add_forward(problem, kernel)
         if backward is not None:
             self._training.add(problem, kernel, backward)
+
+    def __copy__(self) -> Attend:
+        """Itself, as of a function: copies of a model share its kernels."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attend:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """TypeError: memory of a driver and functions are no data, and an artifact is found by its key in any process."""
+        raise TypeError(
+            f"{self!r} belongs to this process and cannot be pickled: make it in each process with sparsegen.load "
+            "or sparsegen.compile; a sparsegen.nn.SparseAttention can be, and does that at its first call"
+        )
 
     def __repr__(self) -> str:
         return f"<sparsegen.Attend {self.pattern.name!r} {self.problem.dtype} head_dim {self.problem.head_dim}>"

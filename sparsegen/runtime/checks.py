@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 DEVICE = "cuda"  # as torch calls GPUs of every maker
 FURTHEST = 1 << 36  # the schedule's proofs hold for positions up to here
 COMPILED = "bfloat16, float16 or float32"  # dtypes of q, k and v that kernels are made for
+NO_OUT = (
+    "out= takes no result that a gradient is wanted of: leave it out, or call under torch.no_grad()"
+)
 
 
 def check_kinds(q: Any, k: Any, v: Any, **others: Any) -> None:

@@ -17,6 +17,7 @@ from sparsegen.launch.capture import refuse_capture
 from sparsegen.launch.kernel import Call
 from sparsegen.runtime import backward as operators
 from sparsegen.runtime.checks import (
+    NO_OUT,
     beyond_proof,
     check_device,
     check_extras,
@@ -242,9 +243,7 @@ def wants_gradient(
 
 def _refuse(alibi_slopes: Any, out: Any, variant: str | None) -> None:
     if out is not None:
-        raise UnsupportedError(
-            "out= takes no result that a gradient is wanted of: leave it out, or call under torch.no_grad()"
-        )
+        raise UnsupportedError(NO_OUT)
     if variant is not None:
         raise UnsupportedError(
             "variant= names a forward kernel alone: leave it out where a gradient is wanted, or call under torch.no_grad()"

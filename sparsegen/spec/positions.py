@@ -106,10 +106,8 @@ def find_positions(
 
 
 def _position(name: str, value: Any) -> int:
-    try:
-        as_int = int(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} must be one integer, got {show(value)}") from None
-    if as_int != value or not -LIMIT <= as_int <= LIMIT:
+    if (
+        type(value) is not int or not -LIMIT <= value <= LIMIT
+    ):  # 3.0 and True are mistakes elsewhere
         raise InputError(f"{name} must be an integer from -{LIMIT} to {LIMIT}, got {show(value)}")
-    return as_int
+    return value

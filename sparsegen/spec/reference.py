@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 from sparsegen.errors import InputError
@@ -60,6 +62,8 @@ def reference(
         )
         raise InputError(f"pattern must be a sparsegen.Pattern ({made}), got {show(pattern)}")
     _check_tensors(q, k, v)
+    if scale is not None and not (isinstance(scale, Real) and math.isfinite(scale)):
+        raise InputError(f"scale must be a finite number, got {show(scale)}")
     batch, heads, q_len, head_dim = q.shape
     kv_heads, kv_len = k.shape[1], k.shape[2]
     scores = ("block_scores",) if any(n.keyword == "top_blocks" for _, n in pattern.nodes()) else ()
@@ -188,20 +192,16 @@ def _check_tensors(q: Any, k: Any, v: Any) -> None:
 
 def _per_head(name: str, value: Any, heads: int, q: Any) -> Any:
     """[H] as float64 [1, H, 1, 1]."""
-    import torch
-
-    value = torch.as_tensor(value, device=q.device)
+    value = _numbers(name, value, q.device)
     if tuple(value.shape) != (heads,):
         raise InputError(f"{name} must be [H] = [{heads}], got shape {list(value.shape)}")
     return value.double()[None, :, None, None]
 
 
 def _null_key(pair: Any, kv_heads: int, head_dim: int, value_dim: int, q: Any) -> tuple[Any, Any]:
-    import torch
-
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise InputError("null_key must be a pair (k [Hkv, D], v [Hkv, Dv])")
-    null_k, null_v = (torch.as_tensor(t, device=q.device) for t in pair)
+    null_k, null_v = (_numbers("null_key", t, q.device) for t in pair)
     for name, tensor, shape in (
         ("k", null_k, (kv_heads, head_dim)),
         ("v", null_v, (kv_heads, value_dim)),
@@ -211,6 +211,15 @@ def _null_key(pair: Any, kv_heads: int, head_dim: int, value_dim: int, q: Any) -
                 f"null_key's {name} must be {list(shape)}, got shape {list(tensor.shape)}"
             )
     return null_k.double(), null_v.double()
+
+
+def _numbers(name: str, value: Any, device: Any) -> Any:
+    import torch
+
+    try:
+        return torch.as_tensor(value, device=device)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be numbers, got {show(value)}") from None
 
 
 def merge(
@@ -231,13 +240,14 @@ def merge(
     """
     import torch
 
-    parts = list(parts)
+    parts = list(parts) if isinstance(parts, Iterable) else [parts]
     if not parts:
         raise InputError("merge needs at least one (out, lse) pair")
     for part in parts:
-        if not isinstance(part, (tuple, list)) or len(part) != 2:
+        pair = isinstance(part, (tuple, list)) and len(part) == 2
+        if not pair or not all(isinstance(t, torch.Tensor) for t in part):
             raise InputError(
-                "each part must be a pair (out, lse), as partial=True returns it with return_lse=True"
+                "each part must be a pair of tensors (out, lse), as partial=True returns it with return_lse=True"
             )
         out, lse = part
         if out.shape[:3] != lse.shape or out.shape != parts[0][0].shape:

@@ -42,7 +42,6 @@ class GradientBench:
 
     def _prepares(self) -> dict[str, Any]:
         from sparsegen.launch import compile_kernel
-        from sparsegen.launch.module import write_modules
 
         t = self.target
         other = GradientTarget.for_part(t.pattern, t.problem, t.gpu, QUERIES)
@@ -52,7 +51,6 @@ class GradientBench:
         return {
             "source": source,
             "config": config,
-            "module": write_modules(folder, source),
             "directories": {"fast": folder / "fast"},
         }
 
@@ -96,15 +94,12 @@ class GradientCandidate:
     """One loaded configuration of one part."""
 
     def __init__(self, bench: GradientBench, config: LaunchConfig, folder: Path) -> None:
-        from sparsegen.launch.module import write_modules
-
         self._bench, target = bench, bench.target
         source, plain = target.parts(config)
         names = target.timed(source, plain)
         found = {
             "source": source,
             "config": plain,
-            "module": write_modules(folder, source),
             "directories": {name: folder / name for name in names},
         }
         self._kernel = kernel_of(*([bench.before] if bench.before else []), found)
@@ -129,12 +124,12 @@ class GradientCandidate:
 
 
 def kernel_of(*given: Mapping[str, Any]) -> BackwardKernel:
-    """Parts of a backward pass as one callable; each: its source, config, module and directories."""
+    """Parts of a backward pass as one callable; each: its source, config and directories."""
     from sparsegen.launch.backward_kernel import BackwardKernel
 
     named: dict[str, Mapping[str, Any]] = {_source(g).name: g for g in given}
     pick = lambda what: {name: g[what] for name, g in named.items()}
-    return BackwardKernel(pick("source"), pick("config"), pick("module"), pick("directories"))
+    return BackwardKernel(pick("source"), pick("config"), pick("directories"))
 
 
 def _source(given: Mapping[str, Any]) -> BackwardSource:

@@ -91,14 +91,12 @@ class KernelCandidate:
 
     def __init__(self, bench: KernelBench, config: LaunchConfig, folder: Path) -> None:
         from sparsegen.launch import Kernel
-        from sparsegen.launch.module import write_modules
 
         self._bench = bench
         self._target = bench.target
         source, plain = self._target.parts(config)
-        module = write_modules(folder, source)
         names = self._target.timed(source, plain)
-        self._kernel = Kernel(source, plain, module, {name: folder / name for name in names})
+        self._kernel = Kernel(source, plain, {name: folder / name for name in names})
         self._calls = Calls(bench.target, self._kernel.source.tables)
         self._prepared: Any = None  # the timed launch
 

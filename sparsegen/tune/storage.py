@@ -98,10 +98,10 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
     if storage is None:
         memory = optuna.storages.InMemoryStorage()
         return Storage("memory (lost when this process ends)", None, memory, patience_s)
-    found = _address(storage)
+    found = address_of(storage)
     if not isinstance(found, Path):
         return _open_server(found, patience_s)
-    path, url, shown = found, f"sqlite:///{found}", str(found)
+    path, url, shown = found, _sqlite_url(found), str(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,7 +119,7 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
     return Storage(shown, path, backend, patience_s, lock)
 
 
-def _address(storage: str | Path) -> Path | sqlalchemy.URL:
+def address_of(storage: str | Path) -> Path | sqlalchemy.URL:
     """The absolute path of a SQLite file, or the URL of anything else."""
     text = str(storage)
     if "://" not in text:
@@ -128,6 +128,19 @@ def _address(storage: str | Path) -> Path | sqlalchemy.URL:
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
         return Path(str(url.database)).absolute()
     return url
+
+
+def _sqlite_url(path: Path) -> str:
+    """The address that SQLAlchemy reads as this path, for Optuna, which fills in what stands in braces.
+
+    TuneError where there is none: older versions take what follows a ``?`` for options, and another file for the study.
+    """
+    import sqlalchemy
+
+    url = sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
+    if sqlalchemy.engine.make_url(url).database != str(path):
+        raise TuneError(f"{path} cannot be a study: SQLAlchemy reads another name of a file in it")
+    return url.replace("{", "{{").replace("}", "}}")
 
 
 def _open_server(url: sqlalchemy.URL, patience_s: float) -> Storage:
