@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import interpreter
+
 
 def _gpu_here() -> bool:
     """A GPU device file that is not hidden.  Asks no driver and imports no torch: most tests need neither."""
@@ -34,6 +36,18 @@ if WORKER:  # workers share the cores; so do the processes that they start
 _CACHE = tempfile.TemporaryDirectory(prefix="sparsegen-tests-")
 os.environ["SPARSEGEN_CACHE"] = _CACHE.name
 
+# A kernel is compiled once a session, by whichever process comes first (tests/compiled_once.py).  Workers have the folder
+# of the process that started them, which removes it at its end.  On a GPU torch compiles kernels of its own, and looks for
+# them where it said.
+if not GPU_HERE and "SPARSEGEN_TESTS_COMPILED" not in os.environ:
+    _COMPILED = tempfile.TemporaryDirectory(prefix="sparsegen-compiled-")
+    os.environ["SPARSEGEN_TESTS_COMPILED"] = _COMPILED.name
+    os.environ["TRITON_CACHE_MANAGER"] = "tests.compiled_once:Shared"
+
+ONE_TRITON = (
+    "one_triton: nothing in it depends on Triton's version, or a test beside it shows what does; "
+    ".ci/run leaves it out with the older one"
+)
 MOST_WORKERS = 16  # each one imports torch, which takes memory
 
 
@@ -79,6 +93,7 @@ def _numbers(text: str) -> tuple[int, int]:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Stop early, with the cure, where the interpreter is known to fail."""
+    config.addinivalue_line("markers", ONE_TRITON)
     triton, numpy = _version("triton"), _version("numpy")
     old_triton = triton is not None and _numbers(triton) < (3, 7)
     if not GPU_HERE and old_triton and numpy is not None and _numbers(numpy) >= (2, 4):
@@ -102,6 +117,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The interpreter is quick as soon as something has imported it; nothing is imported for that."""
+    interpreter.quicken()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
 
@@ -110,6 +131,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def device() -> str:
     """Where kernels run in this session: "cuda", or "cpu" through the interpreter."""
     return "cuda" if GPU_HERE else "cpu"
+
+
+@pytest.fixture
+def compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler runs, whatever other tests have compiled."""
+    monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
 
 
 @pytest.fixture

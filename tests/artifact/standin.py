@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,9 +52,14 @@ def key(**changes) -> ArtifactKey:
 
 
 def write_standin(
-    directory: Path, *, content: bytes = b"cubin", pause_s: float = 0.0, tune: str = "off"
+    directory: Path,
+    *,
+    content: bytes = b"cubin",
+    pause_s: float = 0.0,
+    tune: str = "off",
+    before: Callable[[int], object] = lambda number: None,
 ) -> Decision:
-    """Write what a compiler would, in several files with a pause before each."""
+    """Write what a compiler would, in five files with a pause before each; ``before`` is told the number of each."""
     files = {
         "kernel.py": b"# generated\n",
         "schedule.txt": b"one segment\n",
@@ -61,7 +67,8 @@ def write_standin(
         "fast/forward.json": b"{}",
         "general/forward.cubin": content * 900,
     }
-    for name, data in files.items():
+    for number, (name, data) in enumerate(files.items()):
+        before(number)
         time.sleep(pause_s)
         path = directory / name
         path.parent.mkdir(exist_ok=True)
@@ -102,7 +109,7 @@ def build_in_process(root: str, rounds: int, start, results) -> None:
         from sparsegen.artifact.store import Store
 
         for number in range(rounds):
-            start.wait(30)
+            start.wait(60)
             got = build(Store(Path(root) / str(number)), pause_s=0.002)
             results.put((number, str(got.path), got.manifest.files["fast/forward.cubin"].sha256))
     except BaseException as error:
@@ -130,6 +137,18 @@ def build_and_tell(root: str, key: ArtifactKey, ready, pause_s: float) -> None:
     store = Store(root)
     ready.set()
     build(store, key, pause_s=pause_s)
+
+
+def build_and_halt(root: str, key: ArtifactKey, ready, at: int, go) -> None:
+    """Build up to file number ``at``, say so, and go on when told."""
+    from sparsegen.artifact.store import Store
+
+    def before(number: int) -> None:
+        if number == at:
+            ready.set()
+            assert go.wait(60)
+
+    build(Store(root), key, before=before)
 
 
 class StandinBuilder:

@@ -121,11 +121,11 @@ def test_check_tells_outdated(store):
 def test_a_store_that_cannot_be_written_is_a_failure(tmp_path):
     """What goes to a private folder is gone when the command ends: that is not a warm cache."""
     (tmp_path / "file").write_text("")
-    store = Store(tmp_path / "file" / "x")
+    store, builder = Store(tmp_path / "file" / "x"), StandinBuilder()
     with pytest.warns(CacheWarning):
-        report = warm(store, StandinBuilder(), patterns=PATTERNS[:1])
-    assert [r.state for r in report.results] == ["failed"]
-    assert "cannot be written" in report.results[0].detail
+        report = warm(store, builder, patterns=PATTERNS[:1])
+    assert [r.state for r in report.results] == ["failed"] and builder.built == []
+    assert report.results[0].detail == f"{store.root} cannot be written"
 
 
 def test_an_unexpected_error_is_raised_not_hidden(store):

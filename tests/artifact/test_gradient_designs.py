@@ -26,6 +26,7 @@ from sparsegen.spec.problem import Problem
 from sparsegen.tune import gradient_designs as designs
 from sparsegen.tune import store as tuned
 from sparsegen.tune.gradient_target import GradientTarget, part_candidates
+from tests.artifact.compilers import pretend
 
 H200, A100 = find_gpu("h200"), find_gpu("a100")
 DIMS = {"head_dim": 32, "heads": 2, "lengths": [512]}
@@ -152,7 +153,8 @@ def test_an_artifact_with_the_fused_kernel(store: Store, monkeypatch: pytest.Mon
 
 
 @needs_triton
-def test_an_artifact_without_it(store: Store) -> None:
+def test_an_artifact_without_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch)  # the same kernels as in test_gradients.py
     problem = replace(ask(TINY, None, H200).problem, dtype="float32", head_dim=16, value_dim=16)
     decision = ensure(TINY, problem, H200, store=store, builder=ANY).manifest.decision
     assert "fused" not in decision.kernels and "fused" not in decision.label
@@ -205,7 +207,11 @@ def test_no_schedule_that_visits_more_is_taken_to_store_dS() -> None:
 
 
 @needs_triton
-def test_an_artifact_for_calls_with_a_workspace(store: Store) -> None:
+def test_an_artifact_for_calls_with_a_workspace(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that store and read dS are compiled; the others are those of tests/kernels/test_backward_compile.py."""
+    others = pretend(monkeypatch, real=lambda job: job.source.design == "stored")
     problem = replace(ask(TINY, None, H200).problem, **WIDE)
     artifact = ensure(TINY, problem, H200, store=store, builder=STORING)
     decision = artifact.manifest.decision
@@ -215,13 +221,19 @@ def test_an_artifact_for_calls_with_a_workspace(store: Store) -> None:
     assert decision.chosen_by.endswith("; design: stored: a workspace is given")
     sources = sources_of(TINY, problem, artifact)
     assert all(sources[name].hopper is not None for name in designs.STORES)
-    (guard,) = {v.guard for v in decision.variants if v.name.startswith("stored-")}
+    stored = [v for v in decision.variants if v.name.startswith("stored-")]
+    assert len(stored) == 2 and all(v.registers > 64 for v in stored) and len(others) == 12
+    assert all(f.startswith(v.name) for v in stored for f in v.files if f.endswith(".cubin"))
+    (guard,) = {v.guard for v in stored}
     assert guard.endswith(STORED_GUARD)
     assert load(TINY, problem, H200, store=store, builder=STORING).path == artifact.path
 
 
 @needs_triton
-def test_an_artifact_that_stores_nothing_says_why(store: Store) -> None:
+def test_an_artifact_that_stores_nothing_says_why(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch)  # the same kernels as in test_gradients.py
     problem = replace(ask(TINY, None, H200).problem, dtype="float32", head_dim=16, value_dim=16)
     decision = ensure(TINY, problem, H200, store=store, builder=STORING).manifest.decision
     assert not set(designs.STORES) & set(decision.kernels)

@@ -143,7 +143,7 @@ def test_files_are_written_after_every_case(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_said_before_measuring(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no writable folder"):
+    with pytest.raises(InputError, match="there is no folder"):
         Files(csv=tmp_path / "none" / "a.csv")
 
 

@@ -119,7 +119,16 @@ def test_the_steps_in_small(tmp_path: Path) -> None:
 def test_a_warm_that_was_killed_goes_on(tmp_path: Path) -> None:
     """Killed after its first artifact: the second run takes that and builds the rest; nothing is left lying about."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SPARSEGEN_CACHE": str(tmp_path / "cache")}
-    words = ["sparsegen", "warm", "--gpu", GPU, "--jobs", "1", "causal", "mistral_window_4096"]
+    small = "problem: {head_dim: 16, heads: 2}\n"  # two kernels, not ten
+    masks = {
+        "one": "causal",
+        "two": "{window: {size: 64}}",
+        "three": "full",
+        "four": "{chunks: {size: 64}}",
+    }
+    for name, mask in masks.items():
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\nmask: {mask}\n{small}")
+    words = ["sparsegen", "warm", "--gpu", GPU, "--jobs", "1", *(f"{name}.yaml" for name in masks)]
     first = subprocess.Popen(
         [sys.executable, "-m", *words], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
     )
@@ -127,8 +136,11 @@ def test_a_warm_that_was_killed_goes_on(tmp_path: Path) -> None:
     line = next(line for line in first.stderr if line.startswith("warm 1/4"))
     first.kill()
     first.communicate(timeout=60)
-    assert line.strip() == "warm 1/4: nvidia-a100 causal: built"
+    assert line.strip() == "warm 1/4: nvidia-a100 one: built"
     second = run(words, tmp_path, tmp_path / "cache")
-    assert second.returncode == 0 and "1 hit, 3 built" in second.stdout, second.stdout
+    # on a busy machine it may have got further before it was killed
+    said = re.search(r"(\d) hit, (\d) built", second.stdout)
+    assert second.returncode == 0 and said is not None, second.stdout
+    assert int(said[1]) >= 1 and int(said[2]) >= 1 and int(said[1]) + int(said[2]) == 4
     folders = [p for p in (tmp_path / "cache" / "artifacts").iterdir() if p.is_dir()]
     assert len([p for p in folders if not p.name.startswith(".")]) == 4

@@ -29,6 +29,8 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from tests.kernels.schedules import made
 
+pytestmark = pytest.mark.one_triton  # texts alone
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 SHIPPED = [

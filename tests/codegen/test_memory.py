@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_triton  # no kernel runs
+
 ROOT = Path(__file__).parents[2]
 MEASURE = """
-import resource, sys, time
+import resource, sys
 import jinja2, networkx, numpy, torch
 import sparsegen
 from sparsegen.codegen import render
@@ -18,6 +20,7 @@ from sparsegen.launch.tables import random_table
 from sparsegen.schedule.build import build
 from sparsegen.schedule.count import block_entries, computed_cells
 from sparsegen.spec import Pattern, Problem
+from tests.work import at_most
 
 def work(mask, n):
     pattern = Pattern.from_dict({"name": "p", "mask": mask})
@@ -29,9 +32,10 @@ def work(mask, n):
 
 mask, n = eval(sys.argv[1]), int(sys.argv[2])
 work(mask, 512)  # imports what is imported late
-memory, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-rows = work(mask, n)
-print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory >> 10, rows)
+memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with at_most(80_000):
+    rows = work(mask, n)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory >> 10, rows)
 """
 SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 4096}}, {"sink": {"tokens": 4}}]}]}
 PREFIX = {"any_of": ["causal", {"prefix": {"tokens": 4096}}]}
@@ -44,7 +48,7 @@ DRAWN = {"all_of": ["causal", {"random_blocks": {"block": 64, "per_row": 3, "see
     ids=["a million", "prefix", "random blocks"],
 )
 def test_long_calls_take_little(mask: dict, length: int, rows: int) -> None:
-    """Under 2 s of processor time and 64 MiB; a random_blocks table has rows * per_row entries and those of one tile more."""
+    """Few calls and under 64 MiB; a random_blocks table has rows * per_row entries and those of one tile more."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, repr(mask), str(length)],
         capture_output=True,
@@ -52,6 +56,6 @@ def test_long_calls_take_little(mask: dict, length: int, rows: int) -> None:
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
-    seconds, mebibytes, counted = done.stdout.split(maxsplit=2)
-    assert float(seconds) < 2 and int(mebibytes) < 64, done.stdout
+    mebibytes, counted = done.stdout.split(maxsplit=1)
+    assert int(mebibytes) < 64, done.stdout
     assert counted.strip() == f"[{rows}]"

@@ -24,6 +24,8 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from tests.kernels.schedules import per_head
 
+pytestmark = pytest.mark.one_triton  # texts alone
+
 TEMPLATES = sorted((Path(__file__).parents[2] / "templates").glob("*/*.jinja"))
 H200, A100 = find_gpu("h200"), find_gpu("a100")
 DIMS = [(64, 64), (128, 128), (192, 128), (256, 256)]

@@ -44,7 +44,7 @@ class GradientsOnMachine(BackwardKernel):
         seed: int = 0,
         rounds: bool = False,
     ):
-        super().__init__(sources, configs, {}, {})
+        super().__init__(sources, configs, {})
         self._seed, self._rounds = seed, rounds
         self.ran: dict[str, str] = {}
         self.shared_bytes: dict[str, int] = {}  # tiles of the last program, by source

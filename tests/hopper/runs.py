@@ -45,7 +45,7 @@ class OnMachine(Kernel):
     def __init__(
         self, source: KernelSource, config: LaunchConfig, seed: int = 0, rounds: bool = False
     ):
-        super().__init__(source, config, Path(), {})
+        super().__init__(source, config, {})
         self._seed, self._rounds = seed, rounds
         self.ran: list[str] = []  # the texts of a call's launches: "hopper" or "portable"
         self.shared_bytes = 0  # tiles of the last program

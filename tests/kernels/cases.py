@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from sparsegen.codegen import KernelSource, LaunchConfig, load_template, render
@@ -64,6 +66,11 @@ class Case:
             f"{self.name}-{self.q_len}x{self.kv_len}-{self.dtype}-d{dims}-{self.variant}"
             + "".join(f"-{n}={v}" for n, v in self.knobs)
         )
+
+
+def once(cases: Iterable[Case]) -> list[Any]:
+    """Cases that run with one Triton: the same constructs at other lengths, in other masks."""
+    return [pytest.param(case, marks=pytest.mark.one_triton) for case in cases]
 
 
 def acceptance(name: str) -> Pattern:
@@ -121,10 +128,8 @@ def compile_all(cases: list[Case]) -> None:
     for outcome in compile_many(jobs):
         job = outcome.job
         assert outcome.binary is not None, outcome.error
-        module = job.directory.parent / "kernel.py"
-        module.write_text(job.source.text)
         folders = {v: job.directory.parent / v for v in variants(job.source, job.config)}
-        _COMPILED[job.source.digest, job.config] = Kernel(job.source, job.config, module, folders)
+        _COMPILED[job.source.digest, job.config] = Kernel(job.source, job.config, folders)
 
 
 @cache

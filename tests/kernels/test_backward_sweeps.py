@@ -41,8 +41,12 @@ def case_of(name: str, q_len: int, kv_len: int, **more: Any) -> Case:
     return Case(name, pattern, q_len, kv_len, schedule=schedule, **dims)
 
 
+EACH = [(name, pairs[0]) for name, pairs in LENGTHS.items()]
+ONCE = [(name, pair) for name, pairs in LENGTHS.items() for pair in pairs[1:]]
+
+
 @pytest.mark.parametrize(
-    ("name", "lengths"), [(n, pair) for n, pairs in LENGTHS.items() for pair in pairs], ids=str
+    ("name", "lengths"), EACH + [pytest.param(*one, marks=pytest.mark.one_triton) for one in ONCE]
 )
 def test_queries_over_sweeps_by_hand(name: str, lengths: tuple[int, int]) -> None:
     variant = ("fast", "general")[lengths[0] % 2]

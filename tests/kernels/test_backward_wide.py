@@ -100,6 +100,7 @@ def compiled() -> None:
         compile_all([(case, None) for case in ALL])
 
 
+@pytest.mark.one_triton  # of dims, dtypes and groups each kind is in test_backward.py, too
 @pytest.mark.parametrize("case", ALL, ids=lambda c: f"{c}-h{c.heads}-{c.kv_heads}")
 def test_equals_autograd(case: Case) -> None:
     compare(case, **extras_of(case))

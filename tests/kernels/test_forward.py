@@ -15,6 +15,7 @@ from tests.kernels.cases import (
     compare,
     compile_all,
     extras_of,
+    once,
     pattern_of,
 )
 
@@ -127,16 +128,16 @@ def _knobs() -> list[Case]:
     ]
 
 
-ALL = _patterns() + _dims() + _lengths() + _knobs()
+ONCE, EACH = _patterns() + _lengths(), _dims() + _knobs()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     if ON_GPU:
-        compile_all(ALL)
+        compile_all(ONCE + EACH)
 
 
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", once(ONCE) + EACH, ids=str)
 def test_equals_reference(case: Case) -> None:
     compare(case)
 

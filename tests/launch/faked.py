@@ -23,7 +23,7 @@ class Faked(Kernel):
 
     def __init__(self, job: Job, **settings: Any):
         folders = {job.variant: job.directory}
-        super().__init__(job.source, job.config, Path("kernel.py"), folders)
+        super().__init__(job.source, job.config, folders)
         stand_in = FakeHip if job.gpu.backend == "hip" else FakeLibrary
         self.library = stand_in.of_folder(job.directory, **settings)
         self.driver = stand_in.kind(self.library)

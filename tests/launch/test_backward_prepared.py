@@ -40,7 +40,7 @@ class Stub(BackwardKernel):
             )
         sources = {s.name: s for s in made}
         config = default_config(PROBLEM, H200)
-        super().__init__(sources, dict.fromkeys(sources, config), {}, {})
+        super().__init__(sources, dict.fromkeys(sources, config), {})
         self.made: list[tuple[str, int, list[Any]]] = []
         self.launched: list[tuple[str, int, list[int]]] = []
 

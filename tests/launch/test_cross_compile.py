@@ -106,7 +106,7 @@ def test_the_default_fits_small_shared_memory(
 
 # ---------------------------------------------------------------------- compilers that refuse, crash or hang (B03)
 @pytest.fixture
-def refusing_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def refusing_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiles_anew: None) -> Path:
     """An assembler that does not know the architecture, where Triton looks for one."""
     tool = tmp_path / "ptxas"
     tool.write_text(

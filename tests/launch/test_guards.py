@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +27,7 @@ class NoGpu(Kernel):
         )
         source = render(pattern, build(pattern, problem), problem)
         config = load_template().default(problem, find_gpu("nvidia-h200")).as_dict() | {"TMA": tma}
-        super().__init__(source, LaunchConfig.of(config), Path(), {})
+        super().__init__(source, LaunchConfig.of(config), {})
         self.ran: list[tuple[int, tuple[Any, ...]]] = []
 
     def loaded(self, variant: str, device: int, launch: int) -> Any:

@@ -218,6 +218,6 @@ def test_torch_decides_who_launches(jobs: dict[str, Job], monkeypatch: pytest.Mo
     monkeypatch.setattr(loading, "hip", lambda: made)
     monkeypatch.setattr(torch.version, "hip", "7.1")
     with fake_torch():
-        given = job.source, job.config, "fast", Path("kernel.py"), job.directory, 0
+        given = job.source, job.config, "fast", job.directory, 0
         found = loading.load(*given)
     assert isinstance(found, DriverLoaded) and found.driver is made

@@ -311,6 +311,7 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.usefixtures("compiles_anew")
 def test_a_compilation_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Bindings of Triton 3.9 complain at the end of a process that compiled Gluon."""
     config = config_of(Problem(head_dim=64), BLOCK_M=64, BLOCK_N=64)

@@ -98,7 +98,7 @@ class Recorded(Kernel):
         pattern, plan = per_head() if name == "heads" else made(name)
         source = render(pattern, plan, Problem(head_dim=64, heads=7))
         config = load_template().default(Problem(head_dim=64), find_gpu("nvidia-h200")).as_dict()
-        super().__init__(source, LaunchConfig.of(config | {"TMA": tma}), Path(), {})
+        super().__init__(source, LaunchConfig.of(config | {"TMA": tma}), {})
         self.ran: list[tuple[int, int, dict[str, Any]]] = []
         self.asked: list[tuple[int, str]] = []
 

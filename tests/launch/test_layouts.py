@@ -38,7 +38,7 @@ class Dry(Kernel):
 
 def kernel_of(tma: bool = False, kind: type[Kernel] = Dry) -> Kernel:
     config = LaunchConfig.of(DEFAULT.as_dict() | {"TMA": tma})
-    return kind(SOURCE, config, Path("kernel.py"), {v: Path(v) for v in variants(SOURCE, config)})
+    return kind(SOURCE, config, {v: Path(v) for v in variants(SOURCE, config)})
 
 
 def laid_out(heads: int, length: int, *strides: int, dim: int = 64) -> torch.Tensor:

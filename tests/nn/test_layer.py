@@ -269,7 +269,31 @@ REFUSED = [
     (
         {"pattern": ALIBI, "alibi_slopes": [0.5]},
         InputError,
-        "alibi_slopes must be 4 numbers, one a head, got 1",
+        "alibi_slopes must be 4 finite numbers, one a head, got [0.5]",
+    ),
+    (
+        {"pattern": ALIBI, "alibi_slopes": "abcd"},
+        InputError,
+        "alibi_slopes must be 4 finite numbers, one a head, got 'abcd'",
+    ),
+    (
+        {"pattern": ALIBI, "alibi_slopes": [0.5, 0.3, 0.2, float("nan")]},
+        InputError,
+        "alibi_slopes must be 4 finite numbers, one a head, got [0.5, 0.3, 0.2, nan]",
+    ),
+    ({"embed_dim": "64"}, InputError, "embed_dim must be an integer, 1 or more, got '64'"),
+    ({"num_heads": 4.0}, InputError, "num_heads must be an integer, 1 or more, got 4.0"),
+    ({"num_heads": 0}, InputError, "num_heads must be an integer, 1 or more, got 0"),
+    ({"tune": "always"}, InputError, "tune must be one of off, quick, full, got 'always'"),
+    ({"deterministic": 0}, InputError, "deterministic must be True or False, got 0"),
+    ({"workspace": -1}, InputError, "workspace must be a number of bytes, 1 or more, got -1"),
+    ({"store": "kernels"}, InputError, "store must be a sparsegen.Store, got str"),
+    ({"rotary": "yes"}, InputError, "rotary must be called with q and k, got str"),
+    (
+        {"lengths": 64},
+        InputError,
+        "SparseAttention: lengths must be a list of lengths from 1 to 2147483648, each one number or [q_len, kv_len], "
+        "got 64",
     ),
 ]
 
@@ -288,6 +312,8 @@ def test_refusals_of_calls() -> None:
         layer(inputs()[0])
     with pytest.raises(InputError, match=r"value must be \[batch, length, 64\], got \[2, 24, 8\]"):
         layer(inputs(), inputs(), inputs()[..., :8])
+    with pytest.raises(InputError, match=r"query must be \[batch, length, 64\], got ndarray"):
+        layer(inputs().numpy())
     with pytest.raises(TypeError, match="SparseAttention takes no 'return_lse'"):
         layer(inputs(), return_lse=True)
     with pytest.raises(TypeError, match="nonsense"):

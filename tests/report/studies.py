@@ -20,5 +20,5 @@ def write_studies(folder: Path) -> Path:
     good = StandInSource(key=GOOD)
     for source, trials in ((good, TRIALS), (replace(good, key=ODD, wrong=(wrong,)), 6)):
         storage = folder / "nvidia-h200.sqlite"
-        tune(source, budget=Budget(trials, 120), storage=storage, lane=InProcessLane(source))
+        tune(source, budget=Budget(trials, 600), storage=storage, lane=InProcessLane(source))
     return folder

@@ -84,6 +84,14 @@ class Alive(TorchDispatchMode):
         super().__init__()
         self.most, self._before = 0, set(self._storages())
 
+    def __enter__(self) -> Any:
+        gc.freeze()  # what is there already is not looked through again at each operation
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        gc.unfreeze()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         now = self._storages()

@@ -166,8 +166,8 @@ def test_compile_for_a_gpu_that_is_not_here(cache: Path) -> None:
     with pytest.raises(InputError) as error:
         sparsegen.compile("causal", gpu="a100")
     assert str(error.value) == (
-        "tune='quick' measures on the GPU here and there is none: for nvidia-a100 say tune='off', which takes the "
-        "configuration on record"
+        "tune='quick' measures on the GPU here and there is none: for nvidia-a100 say tune='off' (--tune off), "
+        "which takes the configuration on record"
     )
     with pytest.raises(InputError, match=r"^backend='reference' builds for no GPU type"):
         sparsegen.compile("causal", gpu="a100", backend="reference")

@@ -27,6 +27,8 @@ from tests.runtime.calls import (
     tensor,
 )
 
+pytestmark = pytest.mark.one_triton  # kernels are stand-ins
+
 
 @pytest.fixture(autouse=True)
 def no_gpu_needed():

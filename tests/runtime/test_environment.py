@@ -59,6 +59,7 @@ WITHOUT_TRITON = """
 """
 
 
+@pytest.mark.one_triton
 def test_without_a_gpu_and_without_triton(cache: Path) -> None:
     """Import, read, schedule, render, show, list the cache, doctor, reference: each exits 0 (CASES B18)."""
     done = child(WITHOUT_TRITON, CUDA_VISIBLE_DEVICES="", SPARSEGEN_CACHE=str(cache))
@@ -87,6 +88,7 @@ FORK = """
 """
 
 
+@pytest.mark.one_triton
 def test_a_forked_child_can_still_use_the_gpu() -> None:
     """No context is made by importing, reading, analysing or rendering (CASES B18)."""
     done = child(FORK)
@@ -125,6 +127,7 @@ def test_cross_compiling_needs_no_c_compiler(
     assert entry.name.startswith("tiny-nvidia-a100-")
 
 
+@pytest.mark.one_triton
 def test_a_launch_without_a_gpu_is_one_sentence(cache: Path, no_compiler: dict) -> None:
     """The command and the function say the same, with no traceback (CASES B12)."""
     done = child(COMPILE, "compile", "causal", CUDA_VISIBLE_DEVICES="", **no_compiler)

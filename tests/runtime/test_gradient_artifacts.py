@@ -166,6 +166,7 @@ def test_load_without_gradients_says_how_they_are_built(store: Store, tmp_path: 
         attend(*[t.detach() for t in leaves[:3]], sink_logits=leaves[3])
 
 
+@pytest.mark.one_triton
 def test_gradients_in_any_order_are_an_artifact_of_their_own(store: Store) -> None:
     ensure(PATTERN, None, H200, store=store, builder=GradientCompiler())
     attend = sparsegen.load(PATTERN, store=store, deterministic=False)
@@ -179,6 +180,7 @@ def test_gradients_in_any_order_are_an_artifact_of_their_own(store: Store) -> No
     gradients(sparsegen.load(PATTERN, store=store, deterministic=False))
 
 
+@pytest.mark.one_triton
 def test_a_workspace_reaches_the_kernels(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = api.open_gradients
     made: list[Any] = []

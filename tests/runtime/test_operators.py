@@ -16,7 +16,10 @@ from tests.kernels.cases import kernel_of as forward_of
 from tests.kernels.gradients import expected, extras_of, random_gradients
 from tests.kernels.gradients import kernel_of as backward_of
 
-pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far")
+pytestmark = [
+    pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far"),
+    pytest.mark.one_triton,  # what torch does with kernels that tests/kernels runs
+]
 
 SINKS = {"all_of": ["causal", {"any_of": [{"window": {"size": 8}}, {"sink": {"tokens": 2}}]}]}
 SETTINGS = {"sink_logits": True, "null_key": True, "softcap": 4.0}

@@ -30,7 +30,10 @@ from tests.runtime.trained import (
     problem_of,
 )
 
-pytestmark = pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far")
+pytestmark = [
+    pytest.mark.skipif(ON_GPU, reason="runs in the interpreter so far"),
+    pytest.mark.one_triton,  # what torch does with kernels that tests/kernels runs
+]
 
 
 @pytest.fixture(autouse=True)

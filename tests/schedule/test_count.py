@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from sparsegen.schedule.text import expr_text
 from sparsegen.schedule.verify import mask_of
 from sparsegen.spec.expr import Or
 from tests.schedule.formulas import mask, random_blocks, random_mask, runs
+from tests.work import at_most
 
 MILLION = 1 << 20
 
@@ -46,9 +46,8 @@ def test_cells_of_random_masks(seed: int) -> None:
 )
 def test_a_million_tokens_are_counted_exactly_and_fast(text: str, want: int | None) -> None:
     schedule = build_from_exprs([(None, mask(text))])
-    before = time.process_time()
-    got = count(schedule, MILLION, MILLION)
-    assert time.process_time() - before < 1.5
+    with at_most(30_000):
+        got = count(schedule, MILLION, MILLION)
     assert got.exact
     if want is None:  # delta = 0 mod 4 and not mod 12: two of three multiples of 4
         assert abs(got.cells / MILLION**2 - 1 / 6) < 1e-5
@@ -124,20 +123,26 @@ def test_cells_sum_over_classes() -> None:
     assert cells(both, 64, 64) == 64 * 65 // 2 + (64 * 4 - 6)
 
 
+LONG = """
+import resource
+from sparsegen.schedule import count
+from sparsegen.schedule.build import build_from_exprs
+from sparsegen.spec.predicate import parse
+from tests.work import at_most
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+n, before = 1 << 20, peak()
+with at_most(180_000):
+    s = build_from_exprs([(None, parse('k <= q and (q - k < 4096 or k < 4)'))])
+    count.cells(s, n, n), count.computed_cells(s, n, n, 128, 128), count.block_entries(s, n, n, 128, 128)
+print(peak() - before)
+"""
+
+
 def test_a_million_tokens_take_little_memory() -> None:
-    """Schedule, cells, computed cells and blocks in < 2 s of processor time and < 64 MB beyond the imports."""
-    code = (
-        "import resource, time; from sparsegen.schedule import count;"
-        "from sparsegen.schedule.build import build_from_exprs; from sparsegen.spec.predicate import parse;"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024;"
-        "n = 1 << 20; a = peak(); t = time.process_time();"
-        "s = build_from_exprs([(None, parse('k <= q and (q - k < 4096 or k < 4)'))]);"
-        "count.cells(s, n, n); count.computed_cells(s, n, n, 128, 128); count.block_entries(s, n, n, 128, 128);"
-        "print(peak() - a, time.process_time() - t)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    megabytes, seconds = out.stdout.split()
-    assert float(megabytes) < 64 and float(seconds) < 2
+    """Schedule, cells, computed cells and blocks: what is called is limited, and so are MB beyond the imports."""
+    out = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert int(out.stdout) < 64
 
 
 def test_block_entries_refuse_tables() -> None:

@@ -168,27 +168,28 @@ def test_costs_of_blocks_are_those_of_the_whole(name: str, monkeypatch: pytest.M
 
 
 LONG = """
-import resource, time
+import resource
 from sparsegen.report.show import look
+from tests.work import at_most
 small = look("causal", (256, 256))
 small.text(explain=True)
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start = time.process_time()
-seen = look("causal", (1 << 31, 1 << 31))
-seen.text(explain=True)
-assert seen.counts.exact
-seconds = time.process_time() - start
-print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) >> 10, seen.counts.cells)
+with at_most(750_000):
+    seen = look("causal", (1 << 31, 1 << 31))
+    seen.text(explain=True)
+    assert seen.counts.exact
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) >> 10, seen.counts.cells)
 """
 
 
 def test_the_longest_call_takes_seconds() -> None:
+    """By what it calls; a row or a tile at a time would be 2**24 calls and more."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", LONG], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    seconds, mebibytes, cells = done.stdout.split()
+    mebibytes, cells = done.stdout.split()
     assert int(cells) == LONGEST * (LONGEST + 1) // 2
-    assert float(seconds) < 15 and int(mebibytes) < 100, done.stdout
+    assert int(mebibytes) < 100, done.stdout
 
 
 @pytest.mark.parametrize("last", range(9))

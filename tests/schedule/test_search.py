@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -27,6 +26,7 @@ from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from tests.schedule.formulas import mask, random_blocks
 from tests.schedule.unions import union
+from tests.work import at_most
 
 N = 32_768
 
@@ -330,12 +330,11 @@ STUBBORN = (
 )
 
 
-@pytest.mark.parametrize("text", STUBBORN)
-def test_the_search_has_an_end(text: str) -> None:
+@pytest.mark.parametrize(("text", "calls"), [*zip(STUBBORN, (2_000_000, 25_000_000))])
+def test_the_search_has_an_end(text: str, calls: int) -> None:
     """The budget ends it, and the best way so far is right."""
-    start = time.process_time()
-    found = candidates([(None, mask(text))])
-    assert time.process_time() - start < 8  # 1 to 3 on a machine with nothing else to do
+    with at_most(calls):
+        found = candidates([(None, mask(text))])
     assert any(re.search("budget", note) for note in found[0].schedule.notes)
     for c in found:
         verify_exprs(c.schedule, [(None, mask(text))], ((64, 64), (29, 53)), ((16, 16),))

@@ -1,8 +1,7 @@
-"""Reading YAML: places, limits and everything that a hostile file may hold.  Each is one SpecError, and quick."""
+"""Reading YAML: places, limits and everything that a hostile file may hold.  Each is one SpecError, of little work."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,12 @@ import pytest
 from sparsegen.errors import SpecError
 from sparsegen.spec import Pattern
 from sparsegen.spec.yaml_tree import LONGEST
+from tests.work import at_most
 
 
-def refused(text: str) -> str:
-    start = time.perf_counter()
-    with pytest.raises(SpecError) as error:
+def refused(text: str, calls: int = 100_000) -> str:
+    with pytest.raises(SpecError) as error, at_most(calls):
         Pattern.from_yaml_text(text, "p.yaml")
-    assert time.perf_counter() - start < 30
     assert len(str(error.value)) < 20_000
     return str(error.value)
 
@@ -128,7 +126,7 @@ def test_an_alias_bomb_is_refused() -> None:
     lines = ["a0: &a0 [causal, causal, causal, causal, causal, causal, causal, causal, causal]"]
     lines += [f"a{i}: &a{i} [" + ", ".join([f"*a{i - 1}"] * 9) + "]" for i in range(1, 12)]
     assert "holds more than 20000 values, aliases followed" in refused(
-        "\n".join(lines) + "\nmask: {all_of: *a11}\n"
+        "\n".join(lines) + "\nmask: {all_of: *a11}\n", calls=800_000
     )
 
 
@@ -141,7 +139,7 @@ def test_a_python_value_that_holds_itself_is_refused() -> None:
 
 def test_very_many_nodes_are_refused() -> None:
     text = "mask: {any_of: [" + ", ".join(["causal"] * 5000) + "]}\n"
-    assert "a mask with more than 2000 nodes is not allowed" in refused(text)
+    assert "a mask with more than 2000 nodes is not allowed" in refused(text, calls=2_500_000)
 
 
 def test_aliases_share_a_node() -> None:

@@ -79,7 +79,10 @@ class StandInBench:
 
 @dataclass(frozen=True)
 class StandInSource:
-    """``faults``: (where, config, what): where is "compile" or "gpu", what is segfault, kill, hang, raise or exit."""
+    """``faults``: (where, config, what): where is "compile" or "gpu", what is segfault, kill, hang, raise or exit.
+
+    ``meeting``: a folder, and how many compilers must be under way in it before any goes on.
+    """
 
     key: str = "stand-in problem"
     knobs: tuple[Knob, ...] = KNOBS
@@ -89,6 +92,7 @@ class StandInSource:
     wrong: tuple[LaunchConfig, ...] = ()
     forbidden: tuple[LaunchConfig, ...] = ()
     slow_s: float = 0.0
+    meeting: tuple[str, int] | None = None
     log: str = ""
     no_gpu: bool = False
 
@@ -97,6 +101,7 @@ class StandInSource:
 
     def compile(self, config: LaunchConfig, folder: Path) -> dict[str, Compiled]:
         self.act("compile", config)
+        self.meet(config)
         (folder / "binary").write_text(str(config))
         c = config.as_dict()
         shared = (c["block_m"] + c["block_n"] * c["stages"]) * 256
@@ -116,6 +121,17 @@ class StandInSource:
             if place == where and which == config:
                 print("this line must not break the protocol")
                 _FAULTS[what]()
+
+    def meet(self, config: LaunchConfig) -> None:
+        if self.meeting is None:
+            return
+        place, number = Path(self.meeting[0]), self.meeting[1]
+        (place / str(config)).touch()
+        end = time.monotonic() + 60
+        while len(list(place.iterdir())) < number:
+            if time.monotonic() > end:
+                raise RuntimeError(f"not {number} compilers at once")
+            time.sleep(0.02)
 
     def note(self, word: str, config: LaunchConfig) -> None:
         if self.log:

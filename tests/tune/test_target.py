@@ -130,7 +130,7 @@ def test_a_tuning_starts_from_the_shipped_winner(tmp_path, monkeypatch):
     winners.keep(source, kept, tmp_path)
     lane = standin.InProcessLane(standin.StandInSource())
     found, result = winners.tune_pattern(
-        WINDOW, PROBLEM, GPU, budget=Budget(4, 60), tuned=tmp_path, lane=lane
+        WINDOW, PROBLEM, GPU, budget=Budget(4, 600), tuned=tmp_path, lane=lane
     )
     assert found == source and result.complete == 4
     assert lane.measured[:2] == [source.default, shipped]
@@ -220,8 +220,9 @@ def test_a_loaded_candidate_runs_the_kernel_of_its_schedule(choice, tmp_path):
         folder = tmp_path / source.digest[:8]
         folder.mkdir()
         candidate = KernelCandidate(bench, config, folder)
-        assert (folder / "kernel.py").read_text() == source.text
-        assert candidate._kernel.source == source
+        assert candidate._kernel.source == source and not any(
+            folder.iterdir()
+        )  # nothing reads texts
         assert candidate._kernel.config == choice.template.default(SMALL, GPU)
         assert candidate._calls.of(8, 8, {}).tables == []
 
