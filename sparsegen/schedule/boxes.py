@@ -16,11 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsegen.schedule.digits import Axes, Conjunct
-from sparsegen.schedule.forms import BIG, K_FIRST, K_LAST, Env, K, Lin, Var, variables
+from sparsegen.schedule.forms import (
+    BIG,
+    K_FIRST,
+    K_LAST,
+    Env,
+    K,
+    Lin,
+    Var,
+    as_form,
+    variables,
+)
 from sparsegen.schedule.formula import Cube, Range
 from sparsegen.schedule.intervals import bounds, pick
 from sparsegen.schedule.limits import (
-    as_form,
     direction,
     edges,
     enclose,

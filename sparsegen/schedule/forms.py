@@ -210,6 +210,11 @@ def one(g: Generator) -> Lin:
     return Lin._sorted(((g, 1),), 0)
 
 
+def as_form(x: Any) -> Lin:
+    """An int as a form."""
+    return x if isinstance(x, Lin) else Lin((), int(x))
+
+
 Q, K = var("q"), var("k")
 Q_FIRST, Q_LAST, K_FIRST, K_LAST = map(var, ("q_first", "q_last", "k_first", "k_last"))
 

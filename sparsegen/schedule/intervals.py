@@ -24,6 +24,7 @@ from sparsegen.schedule.forms import (
     Prod,
     Table,
     Var,
+    as_form,
     floor_,
     least_or_most,
     product,
@@ -140,8 +141,13 @@ def gen_bounds(g: Generator, env: Env) -> tuple[Any, Any]:
         case Opaque(_):
             return 0, 1
         case Prod(a, b):
+            (alo, ahi), (blo, bhi) = bounds(a, env), bounds(b, env)
+            if any(isinstance(x, Lin) for x in (alo, ahi, blo, bhi)) and _never_negative(a, b):
+                # on symbols nobody knows which corner is the least: here it is that of the least factors
+                ends = (alo, blo), (ahi, bhi)
+                return tuple(product(*map(as_form, pair)) for pair in ends)  # type: ignore[return-value]
             corners = [x * y if not (isinstance(x, Lin) and isinstance(y, Lin)) else product(x, y)
-                       for x in bounds(a, env) for y in bounds(b, env)]  # fmt: skip
+                       for x in (alo, ahi) for y in (blo, bhi)]  # fmt: skip
             lo = hi = corners[0]
             for c in corners[1:]:
                 lo, hi = vmin(lo, c), vmax(hi, c)
@@ -154,6 +160,10 @@ def gen_bounds(g: Generator, env: Env) -> tuple[Any, Any]:
                 lo, hi = _vpick(op, lo, low), _vpick(op, hi, high)
             return lo, hi
     raise TypeError(f"not a generator: {g!r}")
+
+
+def _never_negative(*forms: Lin) -> bool:
+    return all(at_least(form, Lin()) for form in forms)
 
 
 def bounds(lin: Lin, env: Env) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from sparsegen.schedule.forms import (
     Generator,
     Lin,
     Var,
+    as_form,
     inside,
     size,
     var,
@@ -185,8 +186,3 @@ def ends(lin: Lin, on_tile: Env = ON_TILE) -> tuple[Lin, Lin]:
     """Least and greatest value over the rows of a tile, as forms."""
     lo, hi = bounds(lin, on_tile)
     return as_form(lo), as_form(hi)
-
-
-def as_form(x: object) -> Lin:
-    """An int as a form."""
-    return x if isinstance(x, Lin) else Lin((), int(x))  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from sparsegen.schedule.boxes import Box, Edge, Ends, solve
 from sparsegen.schedule.branches import Branch, walked_term
 from sparsegen.schedule.digits import Axes, Conjunct, axes_of
-from sparsegen.schedule.forms import BIG, FAR, K_FIRST, K_LAST, Lin, Opaque, variables
+from sparsegen.schedule.forms import BIG, FAR, K_FIRST, K_LAST, Lin, Opaque, product, variables
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.guards import ever_full, guards, live
 from sparsegen.schedule.intervals import fdiv, pick, pick_args
@@ -29,10 +29,6 @@ from sparsegen.schedule.tree import (
     Test,
     Tiling,
 )
-
-BEYOND = (
-    1 << 30
-)  # in a form it keeps positions, and so lengths, below it: 32-bit arithmetic holds no more
 
 
 @lru_cache(maxsize=1 << 12)
@@ -120,11 +116,13 @@ def _of_row(form: Lin, axes: Axes) -> bool:
 
 
 def _beyond(rows: Iterable[Conjunct]) -> Lin:
-    """0 for a row that meets the conditions, else more than any call has keys."""
-    excess = [c.lin - c.hi for c in rows if c.hi < BIG] + [
-        c.lo - c.lin for c in rows if c.lo > -BIG
-    ]
-    return pick("min", [Lin((), 1), pick("max", [Lin(), *excess])]) * BEYOND
+    """0 for a row that meets the conditions, else as many as the call has keys: what is so far beyond either end is no key."""
+    excess = [Lin()]
+    for c in rows:
+        excess += [c.lin - c.hi] if c.hi < BIG else []
+        excess += [c.lo - c.lin] if c.lo > -BIG else []
+    outside = pick("min", [Lin((), 1), pick("max", excess)])
+    return product(outside, K_LAST - K_FIRST + 1)
 
 
 def _tile_ends(box: Box, axes: Axes, row: Ends) -> tuple[Ends, tuple[Lin, Lin] | None]:

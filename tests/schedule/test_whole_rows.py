@@ -84,7 +84,7 @@ def test_a_transposed_prefix_is_one_range() -> None:
 
 
 def test_forms_stay_in_32_bits_up_to_the_limit() -> None:
-    """A row's limit is right at the largest positions, in 32-bit arithmetic, and no longer twice as far."""
+    """A row's limit is right at the largest positions, in 32-bit arithmetic."""
     schedule, (s,) = built("q < 2048 or k >= q")
     far = schedule.position_limit
     assert (1 << 29) < far < (1 << 30)
@@ -92,3 +92,19 @@ def test_forms_stay_in_32_bits_up_to_the_limit() -> None:
         for q in (0, 2047, 2048, far - 1):
             env = {n: np.int32(v) for n, v in {"q": q, "k_first": 0, "k_last": far - 1}.items()}
             assert value(s.row_lo, env) == (0 if q < 2048 else q)
+
+
+@pytest.mark.parametrize("first", [0, 1 << 35])
+@pytest.mark.parametrize("keys", [(1 << 31) - 1, 1 << 34])
+def test_calls_of_any_length(keys: int, first: int) -> None:
+    """Beyond 32 bits: however many keys a call has, rows outside see what the limit of the other alternative says."""
+    lower, upper = (built(t)[1][0] for t in ("q < 2048 or k >= q", "q < 2048 or k <= q"))
+    last = first + keys - 1
+    for q in (2047, 2048, (1 << 30) + 5, first + (1 << 30) + 5, last - 1):
+        env = {"q": q, "k_first": first, "k_last": last}
+        whole = q < 2048
+        assert max(value(lower.row_lo, env), first) == (first if whole else max(q, first))
+        assert min(value(upper.row_hi, env), last) == (last if whole else max(q, first - 1))
+    tiles = {"q_first": last - 200, "q_last": last - 137, "k_first": first, "k_last": last}
+    assert value(lower.tile_lo, tiles) == last - 200 and value(lower.full_lo, tiles) == last - 137
+    assert value(upper.tile_hi, tiles) == last - 137 and value(upper.full_hi, tiles) == last - 200
