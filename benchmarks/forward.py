@@ -236,14 +236,7 @@ def _one(
         found = peers.sdpa(*inputs)
         others |= {n: x for n, x in found.items() if "sdpa" in which or n == "cudnn"}
     if "fa4" in which:
-        case = Case(made.pattern, made.problem)
-        try:
-            launch = flash4.launch_of(case, Inputs(*inputs, {}))[0]
-            launch()
-        except Exception as error:  # a compiler of its own, which may refuse a case in any way
-            peers.printed("fa4", str(error))
-        else:
-            others["fa4"] = launch
+        others |= fa4(made, inputs)
     row = compare(made, kernel, config, clock, inputs, others)
     floor = {
         "matmul": 1e6 * made.flop / rate["matmul"],
@@ -259,6 +252,17 @@ def _one(
     if made.name.endswith("_32k") and not any(n.grid() for _, n in made.pattern.nodes()):
         row["longer"] = _longer(made, kernel, clock, own)
     return row
+
+
+def fa4(made: Contender, inputs: Any) -> dict[str, Any]:
+    """FlashAttention-4 on these tensors, by name; nothing, and why, where it refuses the case."""
+    try:
+        launch = flash4.launch_of(Case(made.pattern, made.problem), Inputs(*inputs, {}))[0]
+        launch()
+    except Exception as error:  # a compiler of its own, which may refuse a case in any way
+        peers.printed("fa4", str(error))
+        return {}
+    return {"fa4": launch}
 
 
 def _longer(made: Contender, kernel: Any, clock: CudaClock, own_us: float) -> dict[str, Any]:

@@ -19,9 +19,10 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,17 @@ def _serialised(folder: Path) -> str:
     return ""
 
 
+def _tried(variant: Variant, fastest: Callable[[], Any]) -> Any:
+    """What ``fastest`` finds; None, and said, for an edit that has no right configuration: the others go on."""
+    try:
+        return fastest()
+    except AssertionError as error:
+        if variant.name == SHIPPED:
+            raise
+        print(f"    LEFT OUT {variant.name}: {error}", flush=True)
+        return None
+
+
 class Forward:
     """The forward kernel, beside peers."""
 
@@ -160,28 +172,22 @@ class Forward:
             print(f"  {v.name}", flush=True)
             # the compiled job is a copy that came back from another process
             done = [replace(self.compiled[j.directory], job=j) for j in v.choices]
-            kernel, configs[v.name] = v.made.fastest(done, self.gpu, clock, inputs)
-            launches[v.name] = v.made.launcher(kernel, *inputs)
+            found = _tried(v, partial(v.made.fastest, done, self.gpu, clock, inputs))
+            if found is not None:
+                kernel, configs[v.name] = found
+                launches[v.name] = v.made.launcher(kernel, *inputs)
         launches |= self._peers(made, inputs)
         times = in_turns(launches, clock, replace(PUBLISHED, idle_s=self.options.idle))
         return _rows(times, made.flop, configs)
 
     def _peers(self, made: Any, inputs: Any) -> dict[str, Any]:
-        from sparsegen.bench import flash4, torch_peers
-        from sparsegen.bench.case import Case, Inputs
+        from sparsegen.bench import torch_peers
 
         found: dict[str, Any] = {}
         if "cudnn" in self.options.peers and made.name.startswith("causal"):
             found |= {n: x for n, x in torch_peers.sdpa(*inputs).items() if n == "cudnn"}
         if "fa4" in self.options.peers:
-            case = Case(made.pattern, made.problem)
-            try:
-                launch = flash4.launch_of(case, Inputs(*inputs, {}))[0]
-                launch()
-            except Exception as error:  # a compiler of its own, which may refuse a case in any way
-                torch_peers.printed("fa4", str(error))
-            else:
-                found["fa4"] = launch
+            found |= self.bench.fa4(made, inputs)
         return found
 
 
@@ -250,7 +256,10 @@ class Backward:
                 print(f"  {v.name}, {part}", flush=True)
                 base = next(c for c in v.choices if c.part == QUERIES)
                 mine = [c for c in v.choices if c.part == part and self._fits(c)]
-                best = v.made.fastest(part, mine, (base,), given, samples, clock, lambda _: None, 0)
+                how = (base,), given, samples, clock, lambda _: None, 0
+                best = _tried(v, partial(v.made.fastest, part, mine, *how))
+                if best is None:
+                    continue
                 used = {c.part: c for c in (base, best)}.values()
                 kernel = v.made.kernel(*used, workspace=0)
                 launches[v.name] = launcher(kernel, saved, call, GIVES[part])
@@ -308,6 +317,17 @@ def _options() -> argparse.Namespace:
         "--unchecked", action="store_true", help="time wrong kernels, too: what a part costs"
     )
     options = parser.parse_args()
+    import backward
+    import forward
+
+    bench = forward if options.direction == "forward" else backward
+    for option, words, known in (
+        ("cases", options.cases, {*bench.CASES, *bench.GROUPS}),
+        ("parts", options.parts, {QUERIES, KEYS, FUSED}),
+        ("peers", options.peers, {"cudnn", "fa4", "none"}),
+    ):
+        if odd := [word for word in words.split(",") if word not in known]:
+            parser.error(f"--{option}: no {odd[0]!r}; there are {', '.join(sorted(known))}")
     given = {SHIPPED: data_dir("templates")}
     for text in options.variants:
         name, _, root = text.partition("=")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from sparsegen.errors import InputError
+from sparsegen.paths import write_whole
 
 
 def check_writable(path: Path) -> None:
@@ -37,18 +37,6 @@ def write(path: Path, content: bytes) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
         else:
-            _replace(Path(os.path.realpath(path)), content)
+            write_whole(Path(os.path.realpath(path)), content)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside, then rename: who stops in between, or fills the disk, leaves no half of a file."""
-    beside = path.with_name(f".{path.name[:20]}-{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        if path.exists():
-            shutil.copymode(path, beside)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -194,8 +194,6 @@ def _served(groups: Sequence[Sequence[str]], times: Times, limit: float) -> dict
     for bit, names in enumerate(groups):
         losses = [_losses(times[n]) for n in names]
         worst = {c: max(x[c] for x in losses) for c in set.intersection(*map(set, losses))}
-        if not worst:
-            raise TuneError(f"no configuration was measured at all of {', '.join(names)}")
         most = max(limit, min(worst.values()) * (1.0 + 1e-9))
         for config, lost in worst.items():
             if lost < most:
@@ -221,7 +219,10 @@ def _best(
         patterns.setdefault(str(features[name]["pattern"]), []).append(name)
     losses = {name: _losses(times[name]) for name in train}
     parts = {p: grouped(names, losses, features, limit) for p, names in patterns.items()}
-    groups = [g.problems for tree in parts.values() for g in all_groups(tree)]
+    groups: list[Sequence[str]] = []
+    for group in (g.problems for tree in parts.values() for g in all_groups(tree)):
+        together = set.intersection(*(set(losses[n]) for n in group))
+        groups += [group] if together else [(n,) for n in group]
     best: tuple[tuple[float, ...], tuple[LaunchConfig, ...], Tree] | None = None
     tried: dict[int, int] = {}
     for chosen in fewest(groups, times, limit):

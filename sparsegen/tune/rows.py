@@ -7,8 +7,6 @@ one winner is a change of one line.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsegen.codegen.knobs import Value
 from sparsegen.errors import ArtifactError
+from sparsegen.paths import write_whole
 
 if TYPE_CHECKING:
     from sparsegen.spec.gpu import Gpu
@@ -116,7 +115,7 @@ def write(root: Path, gpu: Gpu, row: Row) -> Path:
         ]
         rows = sorted([*kept, row], key=lambda r: (r.template, order_of(r.problem)))
         header = {"arch": gpu.arch, "backend": gpu.backend, "gpu": gpu.name}
-        _replace(path, _text(header, rows))
+        write_whole(path, _text(header, rows).encode())
     return path
 
 
@@ -147,18 +146,3 @@ def _text(header: Mapping[str, Any], rows: list[Row]) -> str:
     lines = [f"{json.dumps(name)}: {json.dumps(header[name])}," for name in sorted(header)]
     listed = ",\n".join(json.dumps(row.as_dict(), sort_keys=True) for row in rows)
     return "{\n" + "\n".join(lines) + '\n"rows": [\n' + listed + "\n]\n}\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write beside, then rename: atomic on one file system."""
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o644)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise

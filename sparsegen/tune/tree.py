@@ -135,6 +135,7 @@ def grouped(
     """The problems of a pattern in one group, or in groups on the two sides of questions where no configuration serves all.
 
     A question has two problems on each side: one that a single problem asks for says more of that problem than of others.
+    It may have one where configurations that serve some were not measured at others, since a gap says nothing.
     ``losses``: of the configurations that were measured at a problem, one at least of them below the limit.
     """
 
@@ -146,11 +147,13 @@ def grouped(
 
     if not served(here)[0]:
         return Group(tuple(here))
+    able = {c for n in here for c, lost in losses[n].items() if lost < limit}
+    fewest = 2 if all(able <= losses[n].keys() for n in here) else 1
     best: tuple[tuple[float, ...], str, float | bool] | None = None
     for name, bound in _questions(here, features):
         yes = [n for n in here if _answer(features[n][name], bound)]
         no = [n for n in here if n not in yes]
-        if min(len(yes), len(no)) < 2:
+        if min(len(yes), len(no)) < fewest:
             continue
         ranks = served(yes), served(no)
         # sides that need no further question, then even ones, then those that lose least

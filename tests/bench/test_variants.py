@@ -76,6 +76,9 @@ def test_an_edit_of_other_templates_is_refused(variants, tmp_path):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
+        ("--cases=causal_17k", "--cases: no 'causal_17k'; there are axial_128k"),
+        ("--peers=fa5", "--peers: no 'fa5'; there are cudnn, fa4, none"),
+        ("--parts=values", "--parts: no 'values'; there are fused, keys, queries"),
         ("order+bogus", "no edit 'bogus'; there are tree, order"),
         ("no_statistics", "no edit 'no_statistics'"),
         ("shipped", "each name once, and none of them shipped"),
@@ -86,6 +89,18 @@ def test_what_is_no_variant(word, said):
     command = [sys.executable, BENCHMARKS / "variants.py", word, "--dry"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_an_edit_that_is_never_right_is_left_out(variants, capsys):
+    """The others go on; the templates that ship have to be right."""
+
+    def none_works():
+        raise AssertionError("causal: no configuration works")
+
+    assert variants._tried(variants.Variant("order", None, []), none_works) is None
+    assert "LEFT OUT order: causal: no configuration works" in capsys.readouterr().out
+    with pytest.raises(AssertionError):
+        variants._tried(variants.Variant(variants.SHIPPED, None, []), none_works)
 
 
 def test_a_copy_of_the_templates_is_one(variants, monkeypatch):

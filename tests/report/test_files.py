@@ -47,12 +47,10 @@ def test_a_file_is_whole_or_what_it_was(tmp_path: Path, monkeypatch: pytest.Monk
     files.write(path, b"two")
     assert path.read_bytes() == b"two" and path.stat().st_mode & 0o777 == 0o640
 
-    def full(here: Path, data: bytes) -> int:
-        with here.open("wb") as file:
-            file.write(data[:1])
+    def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError) as error:
         files.write(path, b"three")
     assert str(error.value) == f"{path}: cannot be written: No space left on device"

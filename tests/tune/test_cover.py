@@ -128,6 +128,24 @@ def test_one_problem_is_no_reason_for_a_question():
     assert no.problems == ("p 3", "p 4", "p 5")
 
 
+@pytest.mark.parametrize("common", [True, False])
+def test_gaps_are_no_reason_against_a_question(tmp_path, common):
+    """Each problem was tried with two configurations of its own, as studies do, and perhaps with one that all have: a question each."""
+    what = {f"odd {n}": {"q_len": n, "rows": 8 * n} for n in range(1024, 7168, 1024)}
+    configs = {f"{p} {i}": LaunchConfig.of({"n": f"{p} {i}"}) for p in what for i in (0, 1)}
+    configs |= {"all": LaunchConfig.of({"n": "all"})} if common else {}
+
+    def some(problem, name):
+        if name == "all":
+            return 150.0
+        return (100.0 if name.endswith("0") else 130.0) if name[:-2] == problem else None
+
+    found = cover(recording.read(write_times(tmp_path / "r.jsonl", what, configs, some)))
+    seen = [one for one in found.losses if not one.held_out]
+    assert len(seen) == 4 and [one.rule for one in seen] == [0.0] * 4
+    assert all(one.rule is None for one in found.losses if one.held_out) and not found.ok
+
+
 def test_a_pattern_that_the_tree_answers_alike_is_not_named(tmp_path):
     assert "pattern" not in cover(recording.read(written(tmp_path / "r.jsonl"))).rule.code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 import sparsegen.paths
 from sparsegen.errors import ArtifactError, ToolchainError
-from sparsegen.tune import history, rows, store
+from sparsegen.tune import history, store
 from tests.tune.tuned import GPU, entry, row
 
 
@@ -71,7 +72,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rows.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         store.write(tmp_path, GPU, row(8192))
     assert path.read_text() == before
