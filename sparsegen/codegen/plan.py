@@ -187,6 +187,7 @@ class HopperPlan:
     widths: tuple[int, ...]  # of the column chunks
     accs: str  # the accumulators, as the inside of a tuple
     staging: tuple[int | None, ...]  # by output chunk: the query chunk of the same width, if any
+    queries_in_registers: bool  # as an operand of the product with keys
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ Partitions of a program
 
 Protocol: rings of STAGES key tiles and of STAGES + 1 value tiles.  Key tile t of a program, counted through all its segments, is
 in slot t % STAGES, in round t // STAGES of its barriers; its values are in slot t % (STAGES + 1) and come with it.  Scores of tile t
-and the product with the values of tile t - 1 are asked for together, so these are free together: hence the one slot more.
+and the product with the values of tile t - 1 are asked for together; when both are done, these are free together: hence the one slot more.
+The scores are waited for alone: masks, maxima and the factor are computed while the product with the values runs.
 LATE_VALUES, for tiles so wide that there is no room for it: values are in slot t % STAGES and wait until tile t + 1 - STAGES is free.
 Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; its output passes through there.
     q_ready, ready   one arrival: the producer announces the bytes, and their landing completes the phase
@@ -106,18 +107,23 @@ def sums(p):
 
 
 @gluon.jit
-def online_softmax(s, m, l, scale):
-    """Weights of one key tile, s [M, N] in units of scale (log2): p [M, N], new m [M] and l [M, 4], and the factor for acc."""
+def new_maximum(s, m, scale):
+    """The first half of the online softmax of one key tile, s [M, N] in units of scale (log2): new m [M], and the factor for l and acc."""
     m_new = gl.maximum(m, gl.convert_layout(gl.max(s, axis=1) * scale, m.type.layout))
-    p = gl.exp2(s * scale - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
-    factor = gl.exp2(m - m_new)
+    return m_new, gl.exp2(m - m_new)
+
+
+@gluon.jit
+def softmax_weights(s, m, l, factor, scale):
+    """The second half, m the new one: p [M, N] and new l [M, 4]."""
+    p = gl.exp2(s * scale - gl.convert_layout(m, gl.SliceLayout(1, s.type.layout))[:, None])
     l = l * gl.convert_layout(factor, gl.SliceLayout(1, l.type.layout))[:, None]
-    return p, m_new, l + gl.convert_layout(sums(p), l.type.layout), factor
+    return p, l + gl.convert_layout(sums(p), l.type.layout)
 
 
 @gluon.jit
 def online_softmax_of_two(s, beside, m, l, scale):
-    """The same for two key tiles at once, beside [M, N of its own]: p, its p, and the rest."""
+    """Both halves for two key tiles at once, beside [M, N of its own]: p, its p, new m and l, and the factor."""
     top = gl.convert_layout(gl.max(s, axis=1) * scale, m.type.layout)
     m_new = gl.maximum(m, gl.maximum(top, gl.convert_layout(gl.max(beside, axis=1) * scale, m.type.layout)))
     p = gl.exp2(s * scale - gl.convert_layout(m_new, gl.SliceLayout(1, s.type.layout))[:, None])
@@ -250,6 +256,7 @@ def consume_attend_tile(
     l = sums(gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)))
     acc0 = gl.zeros([CONSUMER_ROWS, 64], gl.float32, product_layout(64))
     mbarrier.wait(q_ready.index(place), (turn // query_slots(PERSISTENT)) & 1)
+    q0 = queries0.load(gl.DotOperandLayout(0, product_layout(BLOCK_N), 2))  # the same beside any number of keys
 
     # ---- causal: q - k >= 0 ----
     row_hi = gl.minimum(k_last, q_pos)
@@ -263,30 +270,34 @@ def consume_attend_tile(
     if j < stop:
         slot = t % STAGES
         mbarrier.wait(ready.index(slot), (t // STAGES) & 1)
-        s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
+        s = warpgroup_mma(q0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(free.index(slot), count=1)
         k_pos = j + gl.arange(0, BLOCK_N, KEYS)
         if j >= body_end:
             s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
-        p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
+        m, factor = new_maximum(s, m, scale * LOG2E)
         acc0 = rescaled(acc0, factor)
+        p, l = softmax_weights(s, m, l, factor, scale * LOG2E)
         p = p.to(DTYPE)
         t += 1
         for j in range(j + BLOCK_N, stop, BLOCK_N):  # edges test k <= row_hi
             slot = t % STAGES
             mbarrier.wait(ready.index(slot), (t // STAGES) & 1)
-            s = warpgroup_mma(queries0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
+            s = warpgroup_mma(q0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
             if LATE_VALUES:
                 mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
             acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
-            s, acc0 = warpgroup_mma_wait(0, deps=(s, acc0))
-            mbarrier.arrive(free.index(slot), count=1)
+            s = warpgroup_mma_wait(1, deps=(s,))
             k_pos = j + gl.arange(0, BLOCK_N, KEYS)
             if j >= body_end:
                 s = gl.where((k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
-            p, m, l, factor = online_softmax(s, m, l, scale * LOG2E)
+            m, factor = new_maximum(s, m, scale * LOG2E)
+            mbarrier.wait(q_ready.index(place), (turn // query_slots(PERSISTENT)) & 1)  # has passed before; it begins a new block of code
+            acc0 = warpgroup_mma_wait(0, deps=(acc0,))
+            mbarrier.arrive(free.index(slot), count=1)
             acc0 = rescaled(acc0, factor)
+            p, l = softmax_weights(s, m, l, factor, scale * LOG2E)
             p = p.to(DTYPE)
             t += 1
         if LATE_VALUES:

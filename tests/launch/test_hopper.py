@@ -250,6 +250,15 @@ def test_gluon(triton: str, at: str, want: str) -> None:
     assert gluon(triton, at, ("rows", "q_pos", "row_hi")) == want
 
 
+@pytest.mark.parametrize(("head_dim", "few"), [(16, True), (64, True), (96, True), (104, False)])
+def test_few_columns_of_queries_are_in_registers(head_dim: int, few: bool) -> None:
+    """Then no segment derives their address anew: no product reads them there."""
+    text = source_of(STREAMING, Problem(head_dim=head_dim)).hopper.text
+    assert ("warpgroup_mma(q0, " in text) == few
+    assert ("warpgroup_mma(queries0, " in text) == (not few)
+    assert ("The address of the queries" in text) == (not few)
+
+
 # ---------------------------------------------------------------------- compiled for sm_90
 STREAMING, LONGFORMER = (Pattern.from_yaml(n) for n in ("streaming_llm", "longformer_base"))
 COLUMNS = Pattern.from_yaml("sparse_transformer_strided")
@@ -265,6 +274,7 @@ KERNELS: dict[str, tuple[Pattern, Problem, dict[str, Any]]] = {
     ),
     "causal 256": (CAUSAL, Problem(head_dim=256), {"BLOCK_N": 32}),
     "sinks, persistent": (STREAMING, Problem(), {"PERSISTENT": True}),
+    "sinks 64": (STREAMING, Problem(head_dim=64), {}),  # queries in registers, keys in two sizes
     "strided": (COLUMNS, COLUMNS.problem, {"BLOCK_N": 64}),
     "longformer": (LONGFORMER, LONGFORMER.problem, {"BLOCK_M": 64, "BLOCK_N": 64}),
 }
