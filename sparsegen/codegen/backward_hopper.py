@@ -26,9 +26,8 @@ from sparsegen.spec.problem import Problem
 OWN_KNOBS = ("TEST_ALL",)  # that the portable text does not have
 CONSTEXPRS = ("BLOCK_M", "BLOCK_N", "STAGES", "HEAVY_FIRST", "GROUP_HEADS", *OWN_KNOBS)
 NARROW = 32  # a segment that never shows more rows has tiles of its own size; BLOCK_N is no smaller
-STATS = (
-    4  # float32 a query row: the 16 bytes that a box takes at least; LSE and delta are the first
-)
+# bf16 columns of a box of STATS, which has 8: a product takes no fewer than 16, and what lies outside reads as 0
+STATS = 16
 # Registers of a thread that sums and tiles may take, of 240.  At 224 (dK and dV of 128 columns, 64 queries) up to 100
 # bytes are spilled, at 256 more than twice as many (Triton 3.6 and 3.9, 2026-11-30).
 MOST_REGISTERS = 224
@@ -76,20 +75,19 @@ def _unfit_anywhere(knobs: Mapping[str, Any], problem: Problem, gpu: Gpu) -> str
 
 
 def registers(knobs: Mapping[str, Any], problem: Problem, outputs: tuple[str, ...]) -> int:
-    """Registers of a thread for float32 sums of a consumer's 64 rows, a tile's S and dP, what of them is on its way to
-    the tensor cores, and LSE or delta where these belong to the tile's columns."""
+    """Registers of a thread for float32 sums of a consumer's 64 rows, a tile's S and dP, and what of them is on its way
+    to the tensor cores."""
     qk, v = _columns(problem)
     sums = {"DQ": qk, "DK": qk, "DV": v}
     rows = int(knobs["BLOCK_N"])
     scores = rows if outputs == ("DV",) else 2 * rows
-    beside = rows // 2 if outputs == OUTPUTS[QUERIES] else rows
-    return (sum(sums[x] for x in outputs) + scores + beside) // 2
+    return (sum(sums[x] for x in outputs) + scores + rows // 2) // 2
 
 
 def shared_bytes(knobs: Mapping[str, Any], problem: Problem, outputs: tuple[str, ...]) -> int:
     """Shared memory of a program: its own tiles, the rings of visited ones, and room for the barriers."""
     row = 2 * sum(_columns(problem))
-    visited = row if outputs == OUTPUTS[QUERIES] else row + 4 * STATS
+    visited = row if outputs == OUTPUTS[QUERIES] else row + 2 * STATS
     rings = int(knobs["STAGES"]) * int(knobs["BLOCK_N"]) * visited
     return int(knobs["BLOCK_M"]) * row + rings + 1024
 

@@ -106,16 +106,18 @@ def arguments(
         else:
             tensor = values[sig.tensor_of(name)]
             moves = moving.index(sig.tensor_of(name))
-            out.append(None if name in fixed else view(tensor, found[0], moves))
+            halves = sig.ELEMENTS.get(sig.tensor_of(name)) == "bf16"  # two to a number
+            out.append(None if name in fixed else view(tensor, found[0], moves, 1 + halves))
     return out
 
 
-def view(t: Any, period: int, moves: int) -> View:
+def view(t: Any, period: int, moves: int, parts: int = 1) -> View:
     """A tensor [B, H, rows, columns] as descriptors see it; rows as [periods, row in it] where they have a period.
 
-    ``moves``: number of its address in a call.
+    ``moves``: number of its address in a call.  ``parts``: elements for the descriptor in one of the tensor.
     """
-    shape, strides = list(t.shape), [*strides_of(t), 1]
+    shape = [*t.shape[:3], t.shape[3] * parts]
+    strides = [*(n * parts for n in strides_of(t)), 1]
     if period > 1:
         shape[2:3] = [shape[2] // period, period]
         strides[2:3] = [strides[2] * period, strides[2]]

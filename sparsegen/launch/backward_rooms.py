@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 MOST_PARTIALS = 64 << 20  # bytes of partial sums of a split launch: fewer and longer chunks beyond
 SPLIT_ROWS = 64  # of a program of a split launch, about
 AT_ONCE = 256  # programs of split launches: two on every multiprocessor of an H100 or H200, and some more on others
-# float32 a query row: LSE in log2 units, delta, and two of no use, see ``unpack`` of the template
-STATS = 4
+STATS = 4  # float32 a query row: two with the bf16 numbers that add up to LSE, and two with those of delta
 WHOLE = MappingProxyType({"chunks": 1, "chunk": 0})  # of a launch that is not split
 
 

@@ -33,7 +33,8 @@ ALIGNED = {"Q", "K", "V", "OUT", "LSE", "PARTIAL_OUT"} | {
 PORTABLE, HOPPER = "portable", "hopper"  # values of the knob KERNEL
 # templates of the gradient kernels; of all but the first every call is a fast one, others go to the split kernels
 BACKWARD = ("backward", "backward_fused", "backward_stored")
-WIDE = ("STATS", "SUMS")  # tensors of float32 that descriptors view
+# what descriptors take the elements of float32 tensors for; of all others they have the dtype of the inputs
+ELEMENTS = {"STATS": "bf16", "SUMS": "fp32"}
 # Registers a thread of the warp-specialised kernel at its start, by consumers: 65,536 a multiprocessor are enough for
 # one program of three warpgroups, or for two programs of two.
 MAX_REGISTERS = {2: 168, 1: 128}
@@ -163,7 +164,7 @@ def signature(
             out[name] = "constexpr"
         elif kind.startswith("desc:"):
             block = block_of(kind, int(chosen["BLOCK_N"]))
-            element = "fp32" if tensor_of(name) in WIDE else dtype
+            element = ELEMENTS.get(tensor_of(name), dtype)
             layout = _box_layout(block, element) if chosen["KERNEL"] == HOPPER else ""
             out[name] = f"tensordesc<{element}[{', '.join(map(str, block))}]{layout}>"
         elif kind == "stride":

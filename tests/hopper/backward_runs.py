@@ -63,7 +63,7 @@ class GradientsOnMachine(BackwardKernel):
         def run(programs: int, args: Any, addresses: Any) -> None:
             here = [self._at(address) for address in addresses]
             args = (*here, *args[len(here) :])
-            given = {n: descriptor(x, kinds[n], constants, here) for n, x in zip(names, args)}
+            given = {n: descriptor(x, n, kinds[n], constants, here) for n, x in zip(names, args)}
             given |= {n: constants[n] for n in names if n in constants}
             fixed = {n: constants[n] for n in text.constexprs}
             self.ran[source.name] = self.ran.get(source.name, "") + ("h" if special else "p")

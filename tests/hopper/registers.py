@@ -34,11 +34,14 @@ class Value:
     def type(self) -> Any:
         return SimpleNamespace(layout=None)
 
-    def to(self, dtype: DType) -> Value:
-        return Value(dtype.of(self.data))
+    def to(self, dtype: DType, bitcast: bool = False) -> Value:
+        return Value(dtype.of_bits(self.data) if bitcast else dtype.of(self.data))
 
     def reshape(self, shape: list[int]) -> Value:
         return Value(self.data.reshape(shape))
+
+    def broadcast_to(self, shape: list[int]) -> Value:
+        return Value(self.data.expand(shape))
 
     def __getitem__(self, index: Any) -> Value:
         return Value(self.data[index])
@@ -78,6 +81,15 @@ class DType:
         if not self.floating:
             return data.to(torch.int64)
         return data.to(self.rounds).to(torch.float32) if self.rounds else data.to(torch.float32)
+
+    def of_bits(self, data: torch.Tensor) -> torch.Tensor:
+        """float32 as int32 and back."""
+        assert self.name in ("float32", "int32") and self.floating == _whole(data)
+        return (
+            data.to(torch.int32).view(torch.float32)
+            if self.floating
+            else data.view(torch.int32).to(torch.int64)
+        )
 
 
 def plain(x: Any) -> Any:

@@ -60,7 +60,9 @@ class OnMachine(Kernel):
         def run(programs: int, args: tuple[Any, ...]) -> None:
             kinds = dict(text.parameters)
             names = list(kinds)
-            boxed = (descriptor(x, kinds[n], constants, self._given) for n, x in zip(names, args))
+            boxed = (
+                descriptor(x, n, kinds[n], constants, self._given) for n, x in zip(names, args)
+            )
             given = self._tensors(dict(zip(names, boxed)))
             for name in names:
                 if name in constants:
@@ -117,12 +119,16 @@ class OnMachine(Kernel):
         return out, lse
 
 
-def descriptor(x: Any, kind: str, constants: Mapping[str, Any], tensors: Sequence[Any]) -> Any:
+def descriptor(
+    x: Any, name: str, kind: str, constants: Mapping[str, Any], tensors: Sequence[Any]
+) -> Any:
     """What the launch code says of a descriptor, as the machine takes it; ``tensors``: those of the call, by number."""
     if not isinstance(x, View):
         return x
     block = sig.block_of(kind, constants["BLOCK_N"])
     base = tensors[x.moves]
+    if sig.ELEMENTS.get(sig.tensor_of(name)) == "bf16":
+        base = base.view(torch.bfloat16)
     return SimpleNamespace(base=base, shape=x.shape, strides=x.strides, block_shape=block)
 
 

@@ -100,8 +100,8 @@ UNFIT: list[tuple[dict[str, Any], Problem, str, str]] = [
     ({}, Problem(), "a100", "KERNEL=hopper needs sm_90, nvidia-a100 is another architecture"),
     ({}, Problem(dtype="float32"), "h200", "KERNEL=hopper takes bfloat16 or float16, not float32"),
     ({"BLOCK_M": 64}, Problem(), "h200", "BLOCK_M=64 is not one of [128]"),
-    ({}, Problem(192, 128), "h200", "the fused kernel keeps sums and tiles of DK and DV in registers: 256 a thread, 224 at most"),
-    ({"STAGES": 3}, Problem(), "h200", "tiles take 233472 bytes of shared memory, nvidia-h200 has 232448"),
+    ({}, Problem(192, 128), "h200", "the fused kernel keeps sums and tiles of DK and DV in registers: 240 a thread, 224 at most"),
+    ({"STAGES": 3}, Problem(), "h200", "tiles take 236544 bytes of shared memory, nvidia-h200 has 232448"),
 ]  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_parts_of_the_columns() -> None:
 # (pattern, problem, knobs, bytes spilled at most, with Triton 3.6 and with 3.9)
 KERNELS: dict[str, tuple[Pattern, Problem, dict[str, Any], int]] = {
     "causal 128": (CAUSAL, long(), {}, 176),
-    "causal 128, all tested": (CAUSAL, long(), {"TEST_ALL": True}, 120),
+    "causal 128, all tested": (CAUSAL, long(), {"TEST_ALL": True}, 144),
     "causal 64": (CAUSAL, long(64), {"STAGES": 3}, 16),
     "causal 96": (CAUSAL, long(96, dtype="float16"), {}, 176),
     "sinks 128": (STREAMING, long(), {}, 208),
@@ -175,7 +175,7 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
         loops = inner_loops(listing)
         assert loops
         for products, waits in loops:
-            assert waits <= 14 < products, f"{waits} WARPGROUP beside {products} HGMMA"
+            assert waits <= 18 < products, f"{waits} WARPGROUP beside {products} HGMMA"
         early = beside_queries(listing, queries_products(problem.head_dim))
         assert early >= 0.75, f"{early} of the exponentials stand beside the products for dQ"
 

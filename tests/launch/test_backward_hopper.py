@@ -157,7 +157,9 @@ def test_arguments_have_descriptors_in_their_places(streaming: dict[str, Backwar
     assert given["scale"] == "<scale>" and given["Q"] is tensors["Q"]
     for name in moving:
         found = given[f"{name}_DESC0"]
-        assert found == view(tensors[name], 1, moving.index(name))
+        parts = 2 if name == "STATS" else 1  # 4 numbers are 8 of bf16
+        assert found == view(tensors[name], 1, moving.index(name), parts)
+    assert given["STATS_DESC0"].shape[-1] == 8 and given["STATS_DESC0"].strides[2:] == (8, 1)
     assert view(tensors["Q"], 128, 0).shape == (2, 3, 2, 128, 64)
 
 
@@ -167,8 +169,8 @@ UNFIT: list[tuple[dict[str, Any], Problem, str, tuple[str, ...], str]] = [
     ({}, Problem(dtype="float32"), "h200", DQ, "KERNEL=hopper takes bfloat16 or float16, not float32"),
     ({"BLOCK_M": 32}, Problem(), "h200", DQ, "KERNEL=hopper has consumers of 64 rows, one or two: BLOCK_M is 64 or 128"),
     ({"BLOCK_N": 16}, Problem(), "h200", DQ, "KERNEL=hopper visits tiles of 32 rows or more: BLOCK_N is 32, 64 or 128"),
-    ({"BLOCK_N": 128}, Problem(), "h200", BOTH, "KERNEL=hopper keeps sums and tiles of DK and DV in registers: 320 a thread with BLOCK_N=128, 224 at most"),
-    ({"BLOCK_N": 32}, Problem(head_dim=256), "h200", BOTH, "KERNEL=hopper keeps sums and tiles of DK and DV in registers: 304 a thread with BLOCK_N=32, 224 at most"),
+    ({"BLOCK_N": 128}, Problem(), "h200", BOTH, "KERNEL=hopper keeps sums and tiles of DK and DV in registers: 288 a thread with BLOCK_N=128, 224 at most"),
+    ({"BLOCK_N": 32}, Problem(head_dim=256), "h200", BOTH, "KERNEL=hopper keeps sums and tiles of DK and DV in registers: 296 a thread with BLOCK_N=32, 224 at most"),
     ({"BLOCK_N": 128, "STAGES": 3}, Problem(), "h200", DQ, "tiles take 263168 bytes of shared memory, nvidia-h200 has 232448"),
 ]  # fmt: skip
 
@@ -212,7 +214,7 @@ def test_starts(dims: tuple[int, int], outputs: tuple[str, ...]) -> None:
 # ---------------------------------------------------------------------- compiled for sm_90
 # (pattern, problem, part, gradients, knobs, bytes spilled at most, with Triton 3.6 and with 3.9)
 KERNELS: dict[str, tuple[Pattern, Problem, str, tuple[str, ...] | None, dict[str, Any], int]] = {
-    "dQ causal 128": (CAUSAL, long(), QUERIES, None, {"BLOCK_N": 128}, 24),
+    "dQ causal 128": (CAUSAL, long(), QUERIES, None, {"BLOCK_N": 128}, 32),
     "keys causal 128": (CAUSAL, long(), KEYS, None, {"STAGES": 3}, 64),
     "keys causal 128, all tested": (CAUSAL, long(), KEYS, None, {"STAGES": 3, "TEST_ALL": True}, 32),
     "keys causal 64, one consumer": (CAUSAL, long(64), KEYS, None, {"BLOCK_M": 64}, 0),
@@ -257,4 +259,4 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
         for products, waits in loops:
             # one before and one after each product of whole tiles; ptxas that puts their instructions in a row has
             # these around every single one
-            assert waits <= 10 < products, f"{waits} WARPGROUP beside {products} HGMMA"
+            assert waits <= 12 < products, f"{waits} WARPGROUP beside {products} HGMMA"

@@ -65,7 +65,7 @@ def test_shares_hold_all_heads_once_and_no_more_bytes_than_given() -> None:
 # ---------------------------------------------------------------------- configurations
 UNFIT: list[tuple[dict[str, Any], Problem, str, str]] = [
     ({"BLOCK_N": 128}, Problem(), KEYS, "the kernel that stores dS visits 64 queries: BLOCK_N is 64"),
-    ({}, Problem(192, 128), KEYS, "the kernel that stores dS keeps sums and tiles of DK and DV in registers: 256 a thread, 224 at most"),
+    ({}, Problem(192, 128), KEYS, "the kernel that stores dS keeps sums and tiles of DK and DV in registers: 240 a thread, 224 at most"),
     ({"BLOCK_N": 128, "STAGES": 4}, Problem(), QUERIES, "tiles take 295936 bytes of shared memory, nvidia-h200 has 232448"),
     ({}, Problem(dtype="float32"), QUERIES, "KERNEL=hopper takes bfloat16 or float16, not float32"),
 ]  # fmt: skip
@@ -123,7 +123,7 @@ KERNELS: dict[str, tuple[Pattern, Problem, str, dict[str, Any], int]] = {
     "dQ causal 192": (CAUSAL, long(192, 128), QUERIES, {}, 0),
     "dQ sinks 128": (STREAMING, long(dtype="float16"), QUERIES, {}, 0),
 }
-WAITS = {KEYS: 11, QUERIES: 3}  # WARPGROUP instructions of a loop at most
+WAITS = {KEYS: 13, QUERIES: 3}  # WARPGROUP instructions of a loop at most
 TURNED = "stmatrix.sync.aligned.m8n8.x4.trans.shared"  # 64 keys × 64 queries of a warpgroup: four
 
 
