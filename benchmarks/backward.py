@@ -31,6 +31,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import turn
 from gradient_contender import (
     PARTS,
     Choice,
@@ -115,14 +116,19 @@ def main() -> None:
     (folder / "plan.pickle").write_bytes(pickle.dumps((gpu, plan)))
     print(f"schedules chosen in {time.time() - start:.0f} s", flush=True)
     flex = not options.dry and options.peers != "none"
+    jobs = [(made, c, f) for made, (c, f) in plan]
+    if flex and turn.is_asked():  # flex's compiler runs what it makes
+        _compile(jobs, False)
+        turn.take()
     warmers = [_child(options, str(i)) for i in range(min(WARMERS, len(names)))] if flex else []
-    _compile([(made, c, f) for made, (c, f) in plan], options.dry)
+    _compile(jobs, options.dry)
     if options.dry:
         print("a dry run: compiled for an H200, nothing was run")
         return
     for warmer in warmers:
         warmer.wait()
     print(f"ready after {time.time() - start:.0f} s", flush=True)
+    turn.take()
     _supervise(options, folder)
 
 

@@ -20,6 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import turn
+
 from sparsegen.codegen import LaunchConfig, load_template, render
 from sparsegen.errors import UnsupportedError
 from sparsegen.launch import Job, compile_many
@@ -180,6 +182,7 @@ def main() -> None:
         else:
             fine.append(w)
     (folder / "work").write_bytes(pickle.dumps(fine))
+    turn.take()
     wrong = watched(folder, fine, options.repeats, options.stall)
     print(f"{len(fine)} kernels, {options.repeats} runs each: {len(wrong)} wrong", flush=True)
     sys.exit(bool(wrong))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import turn
 from contender import Contender, compare, history_lines
 from masks import LONG, STRUCTURED, sinks
 
@@ -193,6 +194,7 @@ def main() -> None:
     ]
     print(f"compiled {len(first)} kernels in {time.time() - start:.0f} s", flush=True)
     results: dict[str, Any] = {"versions": current_versions(), "gpu": gpu.name, "date": _now()}
+    turn.take()
     results["rates"] = rates()
     print("rates:", results["rates"], flush=True)
     if options.host:

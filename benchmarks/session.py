@@ -5,11 +5,12 @@
 A plan is a list of stages, most wanted first:
 
     - name: causal           # its log is OUT/causal.log
-      seconds: 200           # it is ended after so many
+      seconds: 200           # it is ended after so many, of what it measures where it goes ahead
       run: python benchmarks/backward.py --cases causal
+      ahead: true            # it may be left out: the stage compiles first, and then takes its turn itself (turn.py)
 
 Every GPU is a lane with its share of the cores and a cache of its own, and takes the next stage that fits into what is left of
---seconds.  ``{out}`` in a command is a folder of the stage's own below OUT.  Stages run in the repository's root, each in a
+--seconds.  A stage that goes ahead starts while the one before measures, without the last two of the lane's cores.  ``{out}`` in a command is a folder of the stage's own below OUT.  Stages run in the repository's root, each in a
 process group that is ended as a whole; what a stage has written until then stays.  Ends with 1 if a stage failed, and says
 which stages had no time.  ``--dry`` prints the stages and runs nothing.
 """
@@ -29,11 +30,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import turn
 import yaml
 
 ROOT = Path(__file__).parents[1]
 GRACE = 5.0  # seconds between asking a stage to end and ending it
+POLL = 0.1  # seconds between two looks at whose turn it is
 FIELDS = {"name": str, "seconds": (int, float), "run": str}
+LEFT = 2  # cores of a lane that a stage which goes ahead leaves to the one that measures
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Stage:
     name: str
     seconds: float
     run: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,11 @@ class Lane:
     gpu: int | None
     cores: tuple[int, ...]
     cache: Path
+
+    @property
+    def turn(self) -> Path:
+        """Says who measures."""
+        return self.cache.with_suffix(".turn")
 
     def environment(self) -> dict[str, str]:
         seen = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": str(self.gpu)}
@@ -64,9 +74,12 @@ def read_plan(path: Path) -> list[Stage]:
         raise SystemExit(f"{path}: a plan is a list of stages")
     for number, entry in enumerate(given, 1):
         where = f"{path}, stage {number}"
-        if not isinstance(entry, Mapping) or set(entry) != set(FIELDS):
-            raise SystemExit(f"{where}: a stage has {', '.join(FIELDS)} and nothing else")
-        odd = [name for name, kind in FIELDS.items() if not isinstance(entry[name], kind)]
+        if not isinstance(entry, Mapping) or set(entry) - {"ahead"} != set(FIELDS):
+            raise SystemExit(
+                f"{where}: a stage has {', '.join(FIELDS)}, it may have ahead, and nothing else"
+            )
+        kinds = FIELDS | {"ahead": bool}
+        odd = [name for name, value in entry.items() if not isinstance(value, kinds[name])]
         if odd:
             raise SystemExit(f"{where}: {odd[0]} is {entry[odd[0]]!r}")
         if any(entry["name"] == s.name for s in stages):
@@ -93,47 +106,95 @@ class Session:
     def __init__(self, stages: Sequence[Stage], out: Path, end: float) -> None:
         self.waiting, self.out, self.end = list(stages), out, end
         self.outcomes: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        # by lane: stages under way, and when each began to measure
+        self._running: dict[Lane, dict[Stage, float | None]] = {}
 
-    def next(self) -> Stage | None:
-        with self._lock:
-            left = self.end - time.monotonic()
-            found = next((s for s in self.waiting if s.seconds <= left), None)
-            if found is not None:
-                self.waiting.remove(found)
-            return found
+    def next(self, lane: Lane) -> Stage | None:
+        """The next stage for a lane, once there is one; None when none of those that wait can fit any more."""
+        with self._changed:
+            while True:
+                running = self._running.setdefault(lane, {})
+                left = self.end - time.monotonic() - sum(map(self._to_come, running.items()))
+                fit = [s for s in self.waiting if s.seconds <= left]
+                found = next((s for s in fit if s.ahead or not running), None)
+                if found is not None:
+                    self.waiting.remove(found)
+                    running[found] = None
+                    return found
+                if not self.waiting or not running:
+                    return None
+                self._changed.wait(1.0)
+
+    @staticmethod
+    def _to_come(item: tuple[Stage, float | None]) -> float:
+        """Seconds that a stage under way may still measure."""
+        stage, began = item
+        return stage.seconds if began is None else began + stage.seconds - time.monotonic()
 
     def work(self, lane: Lane) -> None:
-        while (stage := self.next()) is not None:
+        while (stage := self.next(lane)) is not None:
             start = time.monotonic()
             outcome = self.run(stage, lane)
             line = f"{stage.name}: {outcome}, {time.monotonic() - start:.0f} s, lane {lane.gpu}"
-            with self._lock:
+            with self._changed:
+                del self._running[lane][stage]
                 self.outcomes[stage.name] = outcome
+                self._changed.notify_all()
                 print(line, flush=True)
 
     def run(self, stage: Stage, lane: Lane) -> str:
-        """ "ok", "failed (CODE)" or "cut after N s"."""
+        """ "ok", "failed (CODE)", "cut after N s" or "cut before its turn"."""
+        if stage.ahead:
+            return self._watched(stage, lane)
+        with turn.hold(lane.turn):
+            self._began(stage, lane)
+            return self._watched(stage, lane)
+
+    def _began(self, stage: Stage, lane: Lane) -> None:
+        with self._changed:
+            self._running[lane][stage] = time.monotonic()
+
+    def _watched(self, stage: Stage, lane: Lane) -> str:
         folder = self.out / stage.name
         folder.mkdir(parents=True, exist_ok=True)
         words = shlex.split(stage.run.replace("{out}", str(folder)))
+        alone = len(self._running[lane]) == 1
+        cores = lane.cores if alone else lane.cores[:-LEFT] or lane.cores
+        taken = {turn.NAMED_IN: str(lane.turn)} if stage.ahead else {}
         with (self.out / f"{stage.name}.log").open("wb") as log:
             process = subprocess.Popen(
                 words,
                 cwd=ROOT,
-                env=lane.environment(),
+                env=lane.environment() | taken,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=lambda: os.sched_setaffinity(0, lane.cores),
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),
             )
-            try:
-                code = process.wait(stage.seconds)
-            except subprocess.TimeoutExpired:
-                _end(process)
-                return f"cut after {stage.seconds:g} s"
+            code = self._waited(process, stage, lane)
+        if code is None:
+            began = self._running[lane][stage]
+            return "cut before its turn" if began is None else f"cut after {stage.seconds:g} s"
         return "ok" if code == 0 else f"failed ({code})"
+
+    def _waited(self, process: subprocess.Popen[Any], stage: Stage, lane: Lane) -> int | None:
+        """The exit status; None where the stage had to be ended."""
+        while (began := self._running[lane][stage]) is None:
+            if (code := process.poll()) is not None:
+                return code
+            if turn.holder(lane.turn) == process.pid:
+                self._began(stage, lane)
+            elif time.monotonic() > self.end:
+                _end(process)
+                return None
+            time.sleep(POLL)
+        try:
+            return process.wait(max(began + stage.seconds - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return None
 
 
 def _end(process: subprocess.Popen[Any]) -> None:
@@ -175,7 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     session = Session(stages, out, time.monotonic() + given.seconds)
-    threads = [threading.Thread(target=session.work, args=(lane,)) for lane in lanes_here(out)]
+    lanes = [lane for lane in lanes_here(out) for _ in range(2)]  # one measures, one goes ahead
+    threads = [threading.Thread(target=session.work, args=(lane,)) for lane in lanes]
     for thread in threads:
         thread.start()
     for thread in threads:

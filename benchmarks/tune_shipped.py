@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import turn
 from prepared import compile_preparing, prepared
 
 from sparsegen.codegen import LaunchConfig
@@ -199,6 +200,7 @@ def main() -> None:
     gradients = [t for t in targets.values() if isinstance(t, GradientTarget)]
     compile_preparing(gradients, root)
     print(f"compiled {len(made)} configurations in {time.time() - started:.0f} s", flush=True)
+    turn.take()
     turns = replace(SEARCH, rounds=options.rounds)
     for name, target in targets.items():
         if time.time() - started > options.stop_after:

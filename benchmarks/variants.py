@@ -28,6 +28,7 @@ from typing import Any
 
 import contender
 import gradient_contender
+import turn
 from edits import EDITS, WITHOUT
 
 from sparsegen.codegen import template
@@ -92,6 +93,7 @@ def main() -> None:
     jobs = {j.directory: j for some in cases.values() for v in some for j in does.jobs(v)}
     does.compiled = {o.job.directory: o for o in compile_many(list(jobs.values()))}
     print(f"compiled {len(jobs)} kernels in {time.time() - started:.0f} s", flush=True)
+    turn.take()
     results: dict[str, Any] = {}
     for case, some in cases.items():
         print(f"== {case}", flush=True)

@@ -52,12 +52,63 @@ def test_a_stage_is_ended_with_its_children(tmp_path):
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
+COMPILES_AHEAD = """
+import sys, time
+sys.path.insert(0, "benchmarks")
+import turn
+
+print("start", time.monotonic())
+time.sleep(1)
+turn.take()
+print("measure", time.monotonic())
+time.sleep(2)
+print("end", time.monotonic())
+"""
+
+
+def moments(tmp_path: Path, name: str) -> dict[str, float]:
+    lines = (tmp_path / "out" / f"{name}.log").read_text().splitlines()
+    found = (line.split() for line in lines if not line.startswith("waited"))
+    return {word: float(second) for word, second in found}
+
+
+def test_stages_compile_ahead_and_measure_one_after_the_other(tmp_path):
+    """Two that take their turns and, in front of them, one that knows of none: it has the lane while it runs."""
+    script = tmp_path / "ahead.py"
+    script.write_text(COMPILES_AHEAD)
+    plain = "import time; print('measure', time.monotonic()); time.sleep(2); print('end', time.monotonic())"
+    stages = [
+        {"name": "plain", "seconds": 30, "run": f'{sys.executable} -c "{plain}"'},
+        {"name": "one", "seconds": 30, "run": f"{sys.executable} {script}", "ahead": True},
+        {"name": "two", "seconds": 30, "run": f"{sys.executable} {script}", "ahead": True},
+    ]
+    done = run(tmp_path, stages, "--seconds", "200")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, one, two = (moments(tmp_path, name) for name in ("plain", "one", "two"))
+    assert one["start"] < plain["end"] <= one["measure"]
+    assert two["start"] < one["end"] <= two["measure"]
+
+
+def test_time_counts_from_the_turn_on(tmp_path):
+    """A stage that goes ahead is cut so many seconds behind its turn; one that never gets there, at the end."""
+    script = tmp_path / "ahead.py"
+    script.write_text(COMPILES_AHEAD.replace("time.sleep(2)", "time.sleep(300)"))
+    stages = [{"name": "long", "seconds": 2, "run": f"{sys.executable} {script}", "ahead": True}]
+    done = run(tmp_path, stages, "--seconds", "60")
+    assert "long: cut after 2 s" in done.stdout, done.stdout + done.stderr
+    assert "measure" in moments(tmp_path, "long")
+    stages = [{"name": "idle", "seconds": 1, "run": "sleep 300", "ahead": True}]
+    done = run(tmp_path, stages, "--seconds", "4")
+    assert "idle: cut before its turn" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("stages", "words"),
     [
         ({}, "a plan is a list of stages"),
         ([{"name": "a", "run": "true"}], "stage 1: a stage has name, seconds, run"),
         ([{"name": "a", "seconds": "1", "run": "true"}], "stage 1: seconds is '1'"),
+        ([{"name": "a", "seconds": 1, "run": "true", "ahead": 1}], "stage 1: ahead is 1"),
         ([{"name": "a", "seconds": 1, "run": "true"}] * 2, "stage 2: there is a stage a already"),
     ],
 )
