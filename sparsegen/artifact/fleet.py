@@ -108,6 +108,7 @@ def warm(
     from sparsegen.launch.pool import stop_compiling
 
     store = Store() if store is None else store
+    _ = store.places  # a mistake in stores.yaml is said once, and not of every pattern
     made_by = builders(builder, gradients, 1)
     items = list(work(gpus, patterns, problems))
     workers = max(1, min(len(items), jobs or os.cpu_count() or 1))
@@ -148,6 +149,7 @@ def check(
     Arguments as for ``warm``.
     """
     store = Store() if store is None else store
+    _ = store.places  # a mistake in stores.yaml is said once, and not of every pattern
     made_by = builders(builder, gradients, None)
     items = list(work(gpus, patterns, problems))
     results = []

@@ -43,6 +43,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
+def artifacts(count: int) -> str:
+    """So many of them, for a person."""
+    return f"{count} artifact{'s' * (count != 1)}"
+
+
 def size(count: int) -> str:
     """Bytes for a person, in binary units."""
     value = float(count)

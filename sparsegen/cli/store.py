@@ -10,7 +10,7 @@ import typer
 
 from sparsegen.cli.build import Gpus, Patterns, Problems, result_dict
 from sparsegen.cli.look import Json
-from sparsegen.cli.output import age, emit, progress, size, table
+from sparsegen.cli.output import age, artifacts, emit, progress, size, table
 from sparsegen.errors import InputError
 
 Url = Annotated[
@@ -72,7 +72,7 @@ def prune(
     )
     said = "would remove" if dry_run else "removed"
     text = "\n".join([f"{said} {e.path.name}" for e in gone.entries])
-    total = f"{said} {len(gone.entries)} artifacts, {size(gone.size_bytes)}"
+    total = f"{said} {artifacts(len(gone.entries))}, {size(gone.size_bytes)}"
     emit([entry_dict(e) for e in gone.entries], as_json, f"{text}\n{total}".strip())
 
 
@@ -96,7 +96,7 @@ def export(
             f"nothing to export: the cache has no artifact{f' for {wanted}' * bool(wanted)}"
         )
     names = export_archive(file, chosen, signer_of(sign))
-    print("\n".join([*names, f"{len(names)} artifacts in {file}"]))
+    print("\n".join([*names, f"{artifacts(len(names))} in {file}"]))
 
 
 def import_(

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sparsegen.codegen.knobs import Knob, LaunchConfig
-from sparsegen.errors import ArtifactError, TuneError
+from sparsegen.errors import ArtifactError, InputError, TuneError
+from sparsegen.spec.text_file import read_text
 from sparsegen.tune.store import Measured
 
 if TYPE_CHECKING:
     from sparsegen.tune.target import KernelTarget
 
 FORMAT = "sparsegen recording 1"
+MOST_BYTES = 1 << 28  # of a file that is read; a line a trial is 300 bytes, and a device never ends
 Feature = str | int | float | bool
 
 
@@ -132,9 +134,9 @@ def read(path: Path) -> Recording:
         ArtifactError: not such a file, or damaged; the message has the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"cannot read the recording {path}: {error}") from error
+        lines = read_text(path, MOST_BYTES).split("\n")[:-1]
+    except InputError as error:
+        raise ArtifactError(f"cannot read the recording {error}") from error
     origin: Origin | None = None
     problems: dict[str, Recorded] = {}
     trials: dict[str, dict[LaunchConfig, Entry]] = {}

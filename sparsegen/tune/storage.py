@@ -113,7 +113,14 @@ def open_storage(storage: str | Path | None, patience_s: float = 120.0) -> Stora
         with _explained(shown):
             return optuna.storages.RDBStorage(url, engine_kwargs=kwargs)
 
-    lock = filelock.FileLock(f"{path}.lock")
+    beside = f"{path}.lock"
+    try:  # a lock that cannot be made would look like one that another process holds
+        os.close(os.open(beside, os.O_CREAT | os.O_RDWR, 0o644))
+    except OSError as error:
+        raise TuneError(
+            f"cannot write {beside}: {error.strerror}; give another --storage"
+        ) from error
+    lock = filelock.FileLock(beside)
     with _holding(lock, shown, patience_s):
         backend = _patiently(create, patience_s, shown)
     return Storage(shown, path, backend, patience_s, lock)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparsegen.artifact import fleet
 from sparsegen.artifact.remote_places import Places, Remote, read_places
 from sparsegen.artifact.store import Store
 from sparsegen.errors import ArtifactError, CacheMiss, InputError
@@ -138,3 +139,10 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         Store(tmp_path, remote=str(tmp_path / "f")).load(KEY)
     with pytest.raises(ArtifactError, match="cannot be read"):
         Store(tmp_path).places  # noqa: B018  (what import, push and pull ask)
+
+
+def test_a_mistake_is_said_once_of_all_patterns(tmp_path):
+    (tmp_path / "stores.yaml").write_text("trsut: [a.pub]")
+    for does in (fleet.warm, fleet.check):
+        with pytest.raises(InputError, match="trsut"):  # in place of a report
+            does(["h200"], ["causal", "bigbird"], store=Store(tmp_path))

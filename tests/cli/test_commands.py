@@ -289,6 +289,7 @@ def test_check_warm_and_cache_commands(
     assert "would remove 2" in run("cache", "prune", "--all", "--dry-run")[1]
     assert "removed 2" in run("cache", "prune", "--all")[1]
     assert json.loads(run("cache", "ls", "--json")[1]) == []
+    assert "removed 0 artifacts, 0 B" in run("cache", "prune", "--all")[1]
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,9 @@ def test_thousands_of_mistakes_are_cut(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     assert done.returncode == 1 and len(lines) == 21 and lines[-1] == "… and 480 more"
     assert all("unknown node 'sausal'" in line for line in lines[:-1])
+
+
+def test_one_artifact_is_no_artifacts() -> None:
+    from sparsegen.cli.output import artifacts
+
+    assert [artifacts(n) for n in (0, 1, 2)] == ["0 artifacts", "1 artifact", "2 artifacts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -104,9 +105,12 @@ def test_what_is_no_recording_is_one_sentence_with_the_line(tmp_path, text, word
     assert words in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ArtifactError, match="cannot read the recording"):
+def test_a_file_that_is_not_there_or_never_ends(tmp_path, monkeypatch):
+    with pytest.raises(ArtifactError, match="cannot read the recording .*absent: .*No such file"):
         recording.read(tmp_path / "absent")
+    monkeypatch.setattr(recording, "MOST_BYTES", 1000)
+    with pytest.raises(ArtifactError, match="recording /dev/zero: is longer than 1000 bytes"):
+        recording.read(Path("/dev/zero"))
 
 
 def replayed(tmp_path, **changes):

@@ -218,6 +218,7 @@ def test_a_url_and_a_path_are_the_same_place(tmp_path):
     [
         ("damaged", "is not a SQLite file: file is not a database; give another --storage"),
         ("folder", "folder is not a SQLite file: unable to open database file"),
+        ("/proc/study.db", "^cannot write /proc/study.db.lock: .*; give another --storage$"),
         ("nonsense://", "the driver of nonsense:// is not installed"),
         ("mysql+absent://me:secret@nowhere.invalid/x", "driver of mysql://me:\\*\\*\\*@nowhere"),
     ],
