@@ -30,6 +30,20 @@ def saved_of(q_rows: int = 256, kv_rows: int = 256) -> Saved:
 
 def inner_loops(listing: str) -> list[tuple[int, int]]:
     """(instructions of products, WARPGROUP instructions) of every innermost loop with products."""
+    return [
+        tuple(sum(w in line for line in loop) for w in ("HGMMA", "WARPGROUP"))
+        for loop in _loops(listing)
+    ]  # type: ignore[misc]
+
+
+def loop_lengths(listing: str) -> list[int]:
+    """All instructions of every innermost loop with products."""
+    instruction = re.compile(r"/\*[0-9a-f]{4,}\*/ +\S")
+    return [sum(bool(instruction.search(line)) for line in loop) for loop in _loops(listing)]
+
+
+def _loops(listing: str) -> list[list[str]]:
+    """Lines of every innermost loop with products."""
     lines = listing.splitlines()
     labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
     ends = [
@@ -39,7 +53,5 @@ def inner_loops(listing: str) -> list[tuple[int, int]]:
     ]
     loops = [(a, b) for a, b in ends if a < b]
     inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
-    counts = [
-        [sum(w in line for line in lines[a:b]) for w in ("HGMMA", "WARPGROUP")] for a, b in inner
-    ]
-    return [(n, waits) for n, waits in counts if n]
+    found = [lines[a:b] for a, b in inner]
+    return [loop for loop in found if any("HGMMA" in line for line in loop)]

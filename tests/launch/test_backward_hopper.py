@@ -259,4 +259,4 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
         for products, waits in loops:
             # one before and one after each product of whole tiles; ptxas that puts their instructions in a row has
             # these around every single one
-            assert waits <= 12 < products, f"{waits} WARPGROUP beside {products} HGMMA"
+            assert waits <= 11 < products, f"{waits} WARPGROUP beside {products} HGMMA"
