@@ -33,7 +33,18 @@ CONSTEXPRS = (
     *OWN_KNOBS,
 )
 TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
-OWN = ("lo", "end", "body_lo", "body_end", "chunk_lo", "chunk_end", "j", "k_pos")  # of a segment
+OWN = (
+    "lo",
+    "end",
+    "body_lo",
+    "body_end",
+    "inside_lo",
+    "inside_end",
+    "chunk_lo",
+    "chunk_end",
+    "j",
+    "k_pos",
+)  # of a segment
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
 # Queries of so few columns are an operand from registers: shared memory need not give them again for every key tile.
 # Measured on an H200, 2026-11-30, against shared memory: 64 columns 1.05x, 96 columns 1.05x; 128 columns 0.99x, so
@@ -211,6 +222,14 @@ def hopper_plan(plan: ForwardPlan, grids: Sequence[Grid], dtype: str) -> HopperP
         widths=tuple(sorted({c.width for c in (*plan.qk_chunks, *plan.v_chunks)})),
         accs=", ".join(f"acc{c.index}" for c in plan.v_chunks),
         staging=tuple(_staging(c, plan.qk_chunks) for c in plan.v_chunks),
+        limits=frozenset(
+            limit.name
+            for launch in plan.launches
+            if launch.function in launches
+            for cls in launch.classes
+            for seg in cls.segments
+            for limit in seg.loop.limits
+        ),
         queries_in_registers=sum(c.width for c in plan.qk_chunks) <= REGISTER_COLUMNS,
     )
 

@@ -34,6 +34,16 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """One border of the keys that a row sees, where the columns of a tile are neighbours on the top axis of the keys."""
+
+    name: str  # "row_lo", the first one, or "row_hi", the last one
+    first: str  # what the tile's first column is on that axis
+    where: str  # tiles in which a row has this border; "" where all may
+    inside: str  # sets what ``where`` asks: the first key that all rows see, or the end of those; "" where it is ""
+
+
+@dataclass(frozen=True)
 class Loop:
     """The loop over the key tiles of a segment, as Triton text."""
 
@@ -44,6 +54,9 @@ class Loop:
     edge: str  # which tiles test them; "" where all do
     there: str  # entries of a box that are keys of the call
     keys: tuple[str, ...]  # set the keys of a tile of entries of a box
+    limits: tuple[
+        Limit, ...
+    ] = ()  # the same tests border by border; () where there are others, too
 
 
 @dataclass(frozen=True)
@@ -187,6 +200,7 @@ class HopperPlan:
     widths: tuple[int, ...]  # of the column chunks
     accs: str  # the accumulators, as the inside of a tuple
     staging: tuple[int | None, ...]  # by output chunk: the query chunk of the same width, if any
+    limits: frozenset[str]  # names of the limits that some segment tests apart
     queries_in_registers: bool  # as an operand of the product with keys
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sparsegen.codegen import text
-from sparsegen.codegen.entries import box_of, descriptor_of, product, sizes
+from sparsegen.codegen.entries import Box, box_of, descriptor_of, product, sizes
 from sparsegen.codegen.key_boxes import KeyBoxes
-from sparsegen.codegen.plan import Loop, SegmentPlan, Table, WalkPlan
+from sparsegen.codegen.plan import Limit, Loop, SegmentPlan, Table, WalkPlan
 from sparsegen.schedule.forms import Lin, variables
 from sparsegen.schedule.formula import Range
 from sparsegen.schedule.tree import AnyOf, NoneOf, Segment, Span, Test
@@ -120,14 +121,7 @@ def _borders(seg: Segment, holds: str, n: str, full_lo: Lin | None) -> tuple[str
         return "", f"tl.where({holds}, {KeyBoxes(seg, n).end}, 0)", "", ""
     boxed = bool(seg.tiling.k_cuts)
     lo = "0" if boxed else "lo"
-
-    def entry(value: str) -> str:
-        """Where a value of the top axis comes in the range."""
-        if not boxed:
-            return value
-        width, distance = product(sizes(seg)), f"{value} - y{len(seg.inner)}_first"
-        return distance if width == "1" else f"({distance}) * {width}"
-
+    entry = partial(_entry, seg)
     end = entry(text.form(seg.tile_hi + 1) if boxed else f"{text.atom(seg.tile_hi)} + 1")
     end = f"tl.where({holds}, {end}, {lo})"
     first = "" if boxed else text.form(seg.tile_lo)
@@ -140,6 +134,14 @@ def _borders(seg: Segment, holds: str, n: str, full_lo: Lin | None) -> tuple[str
     skipped = entry(text.atom(full_lo)) + ("" if boxed else " - lo")
     body_lo = f"tl.cdiv(tl.maximum({skipped}, 0), {n}) * {n}"
     return first, end, body_lo if boxed else f"lo + {body_lo}", body_end
+
+
+def _entry(seg: Segment, value: str) -> str:
+    """Where a value of the top axis comes in the range."""
+    if not seg.tiling.k_cuts:
+        return value
+    width, distance = product(sizes(seg)), f"{value} - y{len(seg.inner)}_first"
+    return distance if width == "1" else f"({distance}) * {width}"
 
 
 def _walk(seg: Segment, tables: tuple[Table, ...]) -> WalkPlan | None:
@@ -202,7 +204,34 @@ def _loop(
         edge=where,
         there=there,
         keys=box_of(seg, block).inside(needed) if seg.tiling.k_cuts else (),
+        limits=_limits(seg, edge, has_full, block, around) if walk is None and not lines else (),
     )
+
+
+def _limits(
+    seg: Segment, edge: Span, has_full: bool, block: str, around: Around
+) -> tuple[Limit, ...]:
+    """The tests of a loop border by border, if they are borders that differ between rows and nothing else."""
+    box = box_of(seg, block) if seg.tiling.k_cuts else None
+    neighbours = box is None or (isinstance(box, Box) and set(box.sizes) == {"1"})
+    by_row = all(
+        variables(lin) & {*around.varying}
+        for asked, lin in ((edge.lower, seg.row_lo), (edge.upper, seg.row_hi))
+        if asked
+    )
+    if not (neighbours and by_row and edge.upper) or edge.tests or seg.guards:
+        return ()
+    first = f"y{len(seg.inner)}_first + j" if seg.tiling.k_cuts else "j"
+    lower, upper = Limit("row_lo", first, "", ""), Limit("row_hi", first, "", "")
+    asked = [lower, upper] if edge.lower else [upper]
+    if not has_full:
+        return tuple(asked)
+    assert seg.full_lo is not None and seg.full_hi is not None
+    begins = f"inside_lo = {_entry(seg, text.form(seg.full_lo))}"
+    ends = f"inside_end = {_entry(seg, text.form(seg.full_hi + 1))}"
+    lower = replace(lower, where="j < inside_lo", inside=begins)
+    upper = replace(upper, where=f"j + {block} > inside_end", inside=ends)
+    return (lower, upper) if edge.lower and seg.full_lo != seg.tile_lo else (upper,)
 
 
 def _edge(spans: tuple[Span, ...]) -> Span:

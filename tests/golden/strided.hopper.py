@@ -110,6 +110,36 @@ def sums(p):
 
 
 @gluon.jit
+def in_columns(s, limit):
+    """s [M, N] as cells [M, N / 8, 4, 2], where column 8 a + 2 b + c is cell a, b, c; 8 a + c, and limit [M] less 2 b, beside them.
+
+    A thread has one b and all a and c: 8 a + c is a number in its instructions, and what is compared with it is one register a row.
+    """
+    cells = s.reshape([s.shape[0], s.shape[1] // 8, 4, 2])
+    CELLS: gl.constexpr = cells.type.layout
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, CELLS)))
+    a = gl.arange(0, s.shape[1] // 8, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, CELLS))))
+    b = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, CELLS))))
+    c = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, CELLS))))
+    n = 8 * a[None, :, None, None] + c[None, None, None, :]
+    return cells, n, gl.convert_layout(limit, ROWS)[:, None, None, None] - 2 * b[None, None, :, None]
+
+
+@gluon.jit
+def up_to(s, last):
+    """s [M, N], and -inf beyond column last [M]."""
+    cells, n, limit = in_columns(s, last)
+    return gl.convert_layout(gl.where(n <= limit, cells, float("-inf")).reshape(s.shape), s.type.layout)
+
+
+@gluon.jit
+def from_on(s, first):
+    """s [M, N], and -inf before column first [M]."""
+    cells, n, limit = in_columns(s, first)
+    return gl.convert_layout(gl.where(n >= limit, cells, float("-inf")).reshape(s.shape), s.type.layout)
+
+
+@gluon.jit
 def new_maximum(s, m, scale):
     """The first half of the online softmax of one key tile, s [M, N] in units of scale (log2): new m [M], and the factor for l and acc."""
     m_new = gl.maximum(m, gl.convert_layout(gl.max(s, axis=1) * scale, m.type.layout))
@@ -151,6 +181,22 @@ def weighted(p, v, acc):
 
 
 @gluon.jit
+def place_of_sweep0(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS: gl.constexpr, HEAVY_FIRST: gl.constexpr):
+    """Which tile a program is: heads run in groups of GROUP_HEADS, tiles of a group side by side."""
+    group_of_heads = program // (tiles * GROUP_HEADS)
+    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
+    within = program % (tiles * GROUP_HEADS)
+    batch_head = group_of_heads * GROUP_HEADS + within % in_group
+    tile = within // in_group
+    if HEAVY_FIRST:
+        tile = tiles - 1 - tile
+    b = batch_head // heads
+    h = batch_head % heads
+    h_kv = h // heads_per_kv
+    return b, h, h_kv, batch_head, tile
+
+
+@gluon.jit
 def produce_sweep0(
     program, turn, t,
     q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
@@ -163,17 +209,7 @@ def produce_sweep0(
     SWEEP: gl.constexpr,
 ):
     """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
-    group_of_heads = program // (tiles * GROUP_HEADS)
-    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
-    within = program % (tiles * GROUP_HEADS)
-    batch_head = group_of_heads * GROUP_HEADS + within % in_group
-    tile = within // in_group
-    if HEAVY_FIRST:
-        tile = tiles - 1 - tile
-    b = batch_head // heads
-    h = batch_head % heads
-    h_kv = h // heads_per_kv
-
+    b, h, h_kv, batch_head, tile = place_of_sweep0(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
     q_len = gl.load(Q_LENGTHS + b, mask=has_q_lengths != 0, other=q_rows)
     kv_row = gl.load(KV_STARTS + b, mask=has_kv_starts != 0, other=0)
     kv_len = kv_rows - kv_row  # per-batch lengths go by pointers: boxes would read beyond the last key
@@ -212,7 +248,7 @@ def produce_sweep0(
 
 @gluon.jit
 def consume_sweep0(
-    program, turn, t, FIRST_ROW: gl.constexpr,
+    b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW: gl.constexpr,
     q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
     Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -222,22 +258,13 @@ def consume_sweep0(
     GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, LATE_VALUES: gl.constexpr,
     SWEEP: gl.constexpr,
 ):
-    """One query tile of one head.  This consumer has the tile's rows from FIRST_ROW on."""
+    """One query tile of one head.  This consumer has the tile's rows from FIRST_ROW on.
+
+    Given is the place of `program`; returned are t and the place of the next one of a program that goes on.
+    """
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
     KEYS: gl.constexpr = keys_layout(BLOCK_N)
     ROWS_64: gl.constexpr = gl.SliceLayout(1, memory_layout(64))
-
-    # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
-    group_of_heads = program // (tiles * GROUP_HEADS)
-    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
-    within = program % (tiles * GROUP_HEADS)
-    batch_head = group_of_heads * GROUP_HEADS + within % in_group
-    tile = within // in_group
-    if HEAVY_FIRST:
-        tile = tiles - 1 - tile
-    b = batch_head // heads
-    h = batch_head % heads
-    h_kv = h // heads_per_kv
 
     # ---- positions: lengths and starts of this batch entry ----
     q_len = gl.load(Q_LENGTHS + b, mask=has_q_lengths != 0, other=q_rows)
@@ -276,8 +303,8 @@ def consume_sweep0(
         s = warpgroup_mma(q0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(free.index(slot), count=1)
-        k_pos = j + gl.arange(0, BLOCK_N, KEYS)
-        s = gl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
+        s = from_on(s, row_lo - j)
+        s = up_to(s, row_hi - j)
         m, factor = new_maximum(s, m, scale * LOG2E)
         acc0 = rescaled(acc0, factor)
         p, l = softmax_weights(s, m, l, factor, scale * LOG2E)
@@ -291,8 +318,8 @@ def consume_sweep0(
                 mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
             acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
             s = warpgroup_mma_wait(1, deps=(s,))
-            k_pos = j + gl.arange(0, BLOCK_N, KEYS)
-            s = gl.where((k_pos[None, :] >= row_lo[:, None]) & (k_pos[None, :] <= row_hi[:, None]), s, float("-inf"))
+            s = from_on(s, row_lo - j)
+            s = up_to(s, row_hi - j)
             m, factor = new_maximum(s, m, scale * LOG2E)
             mbarrier.wait(q_ready.index(place), (turn // query_slots(PERSISTENT)) & 1)  # has passed before; it begins a new block of code
             acc0 = warpgroup_mma_wait(0, deps=(acc0,))
@@ -306,6 +333,10 @@ def consume_sweep0(
         acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
 
+    # ---- the next tile, or the last one again: these divisions run beside what finishes this one ----
+    program = gl.minimum(program + gl.num_programs(0), tiles * batch_heads - 1)
+    b_after, h_after, h_kv_after, batch_head_after, tile_after = place_of_sweep0(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
+
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
     valid = rows < live_rows
@@ -316,19 +347,36 @@ def consume_sweep0(
     lse = gl.where(seen, (m + gl.log2(l)) * LN2, float("-inf"))
     lse_base = LSE + batch_head.to(gl.int64) * q_rows + row
     out_base = OUT + b.to(gl.int64) * stride_ob + h.to(gl.int64) * stride_oh + row.to(gl.int64) * stride_os
+    queries0.store(rescaled(acc0, inverse).to(DTYPE))  # the queries are done with
+    out0 = queries0.load(memory_layout(64))
+    if PERSISTENT:
+        fence_async_shared()  # what was stored there comes before the next queries
+        mbarrier.arrive(q_empty.index(place), count=1)
     stored = row + rows < q_rows
     gl.store(lse_base + rows, lse, mask=stored)
     rows_64 = FIRST_ROW + gl.arange(0, 64, ROWS_64)
     q_pos_64 = q_first + rows_64
     cols = gl.arange(0, 64, gl.SliceLayout(0, memory_layout(64)))
     exists = (row + rows_64 < q_rows)[:, None]
-    queries0.store(rescaled(acc0, inverse).to(DTYPE))  # the queries are done with
-    out = queries0.load(memory_layout(64))
-    gl.store(out_base + 0 + rows_64[:, None] * stride_os + cols[None, :], out, mask=exists)
-    fence_async_shared()  # what was stored there comes before the next queries
-    mbarrier.arrive(q_empty.index(place), count=1)
+    gl.store(out_base + 0 + rows_64[:, None] * stride_os + cols[None, :], out0, mask=exists)
 
-    return t
+    return t, b_after, h_after, h_kv_after, batch_head_after, tile_after
+
+
+@gluon.jit
+def place_of_sweep1(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS: gl.constexpr, HEAVY_FIRST: gl.constexpr):
+    """Which tile a program is: heads run in groups of GROUP_HEADS, tiles of a group side by side."""
+    group_of_heads = program // (tiles * GROUP_HEADS)
+    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
+    within = program % (tiles * GROUP_HEADS)
+    batch_head = group_of_heads * GROUP_HEADS + within % in_group
+    tile = within // in_group
+    if HEAVY_FIRST:
+        tile = tiles - 1 - tile
+    b = batch_head // heads
+    h = batch_head % heads
+    h_kv = h // heads_per_kv
+    return b, h, h_kv, batch_head, tile
 
 
 @gluon.jit
@@ -344,17 +392,7 @@ def produce_sweep1(
     SWEEP: gl.constexpr,
 ):
     """Queries, keys and values of query tile number `turn`; t: key tiles so far, returned with those of this one."""
-    group_of_heads = program // (tiles * GROUP_HEADS)
-    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
-    within = program % (tiles * GROUP_HEADS)
-    batch_head = group_of_heads * GROUP_HEADS + within % in_group
-    tile = within // in_group
-    if HEAVY_FIRST:
-        tile = tiles - 1 - tile
-    b = batch_head // heads
-    h = batch_head % heads
-    h_kv = h // heads_per_kv
-
+    b, h, h_kv, batch_head, tile = place_of_sweep1(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
     q_len = gl.load(Q_LENGTHS + b, mask=has_q_lengths != 0, other=q_rows)
     kv_row = gl.load(KV_STARTS + b, mask=has_kv_starts != 0, other=0)
     kv_len = kv_rows - kv_row  # per-batch lengths go by pointers: boxes would read beyond the last key
@@ -397,7 +435,7 @@ def produce_sweep1(
 
 @gluon.jit
 def consume_sweep1(
-    program, turn, t, FIRST_ROW: gl.constexpr,
+    b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW: gl.constexpr,
     q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
     Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -407,22 +445,13 @@ def consume_sweep1(
     GROUP_HEADS: gl.constexpr, PERSISTENT: gl.constexpr, LATE_VALUES: gl.constexpr,
     SWEEP: gl.constexpr,
 ):
-    """One query tile of one head: takes OUT and LSE up from the launch before.  This consumer has the tile's rows from FIRST_ROW on."""
+    """One query tile of one head: takes OUT and LSE up from the launch before.  This consumer has the tile's rows from FIRST_ROW on.
+
+    Given is the place of `program`; returned are t and the place of the next one of a program that goes on.
+    """
     ROWS: gl.constexpr = rows_layout(BLOCK_N)
     KEYS: gl.constexpr = keys_layout(BLOCK_N)
     ROWS_64: gl.constexpr = gl.SliceLayout(1, memory_layout(64))
-
-    # ---- which tile: heads run in groups of GROUP_HEADS, tiles of a group side by side ----
-    group_of_heads = program // (tiles * GROUP_HEADS)
-    in_group = gl.minimum(GROUP_HEADS, batch_heads - group_of_heads * GROUP_HEADS)
-    within = program % (tiles * GROUP_HEADS)
-    batch_head = group_of_heads * GROUP_HEADS + within % in_group
-    tile = within // in_group
-    if HEAVY_FIRST:
-        tile = tiles - 1 - tile
-    b = batch_head // heads
-    h = batch_head % heads
-    h_kv = h // heads_per_kv
 
     # ---- positions: lengths and starts of this batch entry ----
     q_len = gl.load(Q_LENGTHS + b, mask=has_q_lengths != 0, other=q_rows)
@@ -477,9 +506,7 @@ def consume_sweep1(
     n = gl.arange(0, BLOCK_N, KEYS)
     k_rows = (8 * n).to(gl.int64)
     end = gl.where((live_rows > 0), gl.minimum(((k_last - x0) >> 3), x1_last - 1) + 1 - y1_first, 0)
-    body_lo = 0
-    body_end = body_lo + gl.maximum(gl.minimum(((k_last - x0) >> 3), x1_first - 1) + 1 - y1_first - body_lo, 0) // BLOCK_N * BLOCK_N
-    body_end = gl.where((end > 0), body_end, body_lo)
+    inside_end = gl.minimum(((k_last - x0) >> 3), x1_first - 1) + 1 - y1_first
     j = 0
     stop = end
     if j < stop:
@@ -488,11 +515,8 @@ def consume_sweep1(
         s = warpgroup_mma(q0, k_smem0.index(slot).permute((1, 0)), gl.zeros([CONSUMER_ROWS, BLOCK_N], gl.float32, product_layout(BLOCK_N)), use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(free.index(slot), count=1)
-        first_key = y0 + 8 * (y1_first + j)
-        k_pos = first_key + k_rows.to(POSITION)
-        y1 = y1_first + j + n
-        if j >= body_end:
-            s = gl.where((y1[None, :] <= row_hi[:, None]), s, float("-inf"))
+        if j + BLOCK_N > inside_end:
+            s = up_to(s, row_hi - (y1_first + j))
         m, factor = new_maximum(s, m, scale * LOG2E)
         acc0 = rescaled(acc0, factor)
         p, l = softmax_weights(s, m, l, factor, scale * LOG2E)
@@ -506,11 +530,8 @@ def consume_sweep1(
                 mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
             acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
             s = warpgroup_mma_wait(1, deps=(s,))
-            first_key = y0 + 8 * (y1_first + j)
-            k_pos = first_key + k_rows.to(POSITION)
-            y1 = y1_first + j + n
-            if j >= body_end:
-                s = gl.where((y1[None, :] <= row_hi[:, None]), s, float("-inf"))
+            if j + BLOCK_N > inside_end:
+                s = up_to(s, row_hi - (y1_first + j))
             m, factor = new_maximum(s, m, scale * LOG2E)
             mbarrier.wait(q_ready.index(place), (turn // query_slots(PERSISTENT)) & 1)  # has passed before; it begins a new block of code
             acc0 = warpgroup_mma_wait(0, deps=(acc0,))
@@ -523,6 +544,10 @@ def consume_sweep1(
             mbarrier.wait(values_ready.index((t - 1) % STAGES), ((t - 1) // STAGES) & 1)
         acc0 = weighted(p, v_smem0.index((t - 1) % value_slots(STAGES, LATE_VALUES)), acc0)
         acc0 = warpgroup_mma_wait(0, deps=(acc0,))
+
+    # ---- the next tile, or the last one again: these divisions run beside what finishes this one ----
+    program = gl.minimum(program + gl.num_programs(0), tiles * batch_heads - 1)
+    b_after, h_after, h_kv_after, batch_head_after, tile_after = place_of_sweep1(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
 
     # ---- finish ----
     l = gl.convert_layout(gl.sum(l, axis=1), ROWS)
@@ -539,6 +564,11 @@ def consume_sweep1(
     l = gl.where(seen, l, 1.0)
     inverse = gl.where(seen, 1.0 / l, 0.0)
     lse = gl.where(seen, (m + gl.log2(l)) * LN2, float("-inf"))
+    queries0.store(rescaled(acc0, inverse).to(DTYPE))  # the queries are done with
+    out0 = queries0.load(memory_layout(64))
+    if PERSISTENT:
+        fence_async_shared()  # what was stored there comes before the next queries
+        mbarrier.arrive(q_empty.index(place), count=1)
     stored = (live) & adds
     gl.store(lse_base + rows, lse, mask=stored)
     i_64 = FIRST_ROW + gl.arange(0, 64, ROWS_64)
@@ -548,13 +578,9 @@ def consume_sweep1(
     live_64 = (rows_64 >= 0) & (rows_64 < q_len)
     cols = gl.arange(0, 64, gl.SliceLayout(0, memory_layout(64)))
     exists = ((live_64) & adds)[:, None]
-    queries0.store(rescaled(acc0, inverse).to(DTYPE))  # the queries are done with
-    out = queries0.load(memory_layout(64))
-    gl.store(out_base + 0 + rows_64[:, None] * stride_os + cols[None, :], out, mask=exists)
-    fence_async_shared()  # what was stored there comes before the next queries
-    mbarrier.arrive(q_empty.index(place), count=1)
+    gl.store(out_base + 0 + rows_64[:, None] * stride_os + cols[None, :], out0, mask=exists)
 
-    return t
+    return t, b_after, h_after, h_kv_after, batch_head_after, tile_after
 
 
 @gluon.jit
@@ -572,6 +598,7 @@ def producer(
     t = gl.to_tensor(0)
     turn = gl.to_tensor(0)
     if SWEEP == 0:
+        program = gl.program_id(0)
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = produce_sweep0(
@@ -586,7 +613,7 @@ def producer(
                 turn += 1
         else:
             produce_sweep0(
-                gl.program_id(0), turn, t,
+                program, turn, t,
                 q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                 Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                 stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -595,6 +622,7 @@ def producer(
                 BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES, SWEEP,
             )
     elif SWEEP == 1:
+        program = gl.program_id(0)
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
                 t = produce_sweep1(
@@ -609,7 +637,7 @@ def producer(
                 turn += 1
         else:
             produce_sweep1(
-                gl.program_id(0), turn, t,
+                program, turn, t,
                 q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                 Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                 stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -635,10 +663,12 @@ def consumer(
     t = gl.to_tensor(0)
     turn = gl.to_tensor(0)
     if SWEEP == 0:
+        program = gl.program_id(0)
+        b, h, h_kv, batch_head, tile = place_of_sweep0(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
-                t = consume_sweep0(
-                    program, turn, t, FIRST_ROW,
+                t, b, h, h_kv, batch_head, tile = consume_sweep0(
+                    b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW,
                     q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                     Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -649,7 +679,7 @@ def consumer(
                 turn += 1
         else:
             consume_sweep0(
-                gl.program_id(0), turn, t, FIRST_ROW,
+                b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW,
                 q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                 Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                 stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -658,10 +688,12 @@ def consumer(
                 BLOCK_M, BLOCK_N, STAGES, HEAVY_FIRST, GROUP_HEADS, PERSISTENT, LATE_VALUES, SWEEP,
             )
     elif SWEEP == 1:
+        program = gl.program_id(0)
+        b, h, h_kv, batch_head, tile = place_of_sweep1(program, tiles, heads, heads_per_kv, batch_heads, GROUP_HEADS, HEAVY_FIRST)
         if PERSISTENT:
             for program in range(gl.program_id(0), tiles * batch_heads, gl.num_programs(0)):
-                t = consume_sweep1(
-                    program, turn, t, FIRST_ROW,
+                t, b, h, h_kv, batch_head, tile = consume_sweep1(
+                    b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW,
                     q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                     Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,
@@ -672,7 +704,7 @@ def consumer(
                 turn += 1
         else:
             consume_sweep1(
-                gl.program_id(0), turn, t, FIRST_ROW,
+                b, h, h_kv, batch_head, tile, program, turn, t, FIRST_ROW,
                 q_smem0, k_smem0, v_smem0, q_ready, q_empty, ready, values_ready, free, Q, K, V, OUT, LSE,
                 Q_DESC0, Q_EVERY8_0, K_DESC0, V_DESC0, K_EVERY8_0, V_EVERY8_0, stride_qb, stride_qh, stride_qs,
                 stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs, stride_ob, stride_oh,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +16,9 @@ from sparsegen.codegen.plan import SplitPlan
 from sparsegen.codegen.planner import make_plan
 from sparsegen.launch import Job, Outcome, compile_many, variants
 from sparsegen.launch import signature as sig
-from sparsegen.launch.binary import folder_of, read_metadata
+from sparsegen.launch.binary import _tool, folder_of, read_metadata
 from sparsegen.launch.module import HOPPER_MODULE, MODULE, write_modules
+from sparsegen.launch.sass import listing_of
 from sparsegen.schedule.build import build
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
@@ -318,6 +320,19 @@ def test_compiled(name: str, outcomes: dict[str, Outcome]) -> None:
     assert " ".join(texts) == LAUNCHES.get(name, "hopper")
     assert not (binary.directory / MODULE).exists()
     assert not (binary.directory / HOPPER_MODULE).exists()
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+@pytest.mark.parametrize("name", ["causal 128", "causal 64, one consumer"])
+def test_borders_are_compared_with_numbers(name: str, outcomes: dict[str, Outcome]) -> None:
+    """A cell of a tile at the edge takes one comparison, of its row's border with the number of its column."""
+    job = outcomes[name].job
+    (cubin,) = job.directory.rglob("*.cubin")
+    listing = listing_of(cubin, _tool("nvdisasm"))
+    with_numbers = re.findall(r"ISETP\.[GL][ET]\S* P\d, PT, R\d+\S*, (?:-?0x|RZ)", listing)
+    consumers, block = int(job.config["BLOCK_M"]) // 64, int(job.config["BLOCK_N"])
+    cells = 64 * block // 128  # of a thread
+    assert len(with_numbers) >= 2 * consumers * (cells - 4)  # the first tile and the others
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
