@@ -62,7 +62,6 @@ class BackwardPlan:
     shift: int  # added to the positions of queries
     launches: tuple[GradientLaunch, ...]
     gathers: bool  # some rows of queries or keys are gathered
-    runs: bool  # some segment's tiles are runs of neighbours
     most_chunks: int  # of a split launch
     parameters: tuple[str, ...]
     types: tuple[str, ...]

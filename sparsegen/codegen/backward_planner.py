@@ -98,7 +98,6 @@ def make_backward_plan(
             or any(s.box_lines for c in x.classes for s in c.segments)
             for x in plans
         ),
-        runs=any(not s.box_lines for x in plans for c in x.classes for s in c.segments),
         most_chunks=MOST_CHUNKS,
         parameters=parameters,
         types=types,
