@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import turn
+from beforehand import compile_many, compiles_only, gpu_here
 from gradient_contender import (
     PARTS,
     Choice,
@@ -45,7 +46,6 @@ from masks import STRUCTURED
 
 from sparsegen.codegen.backward import QUERIES
 from sparsegen.codegen.backward_planner import KEYS
-from sparsegen.launch import compile_many
 from sparsegen.spec.gpu import find_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.tune.measure import PUBLISHED
@@ -107,7 +107,7 @@ def main() -> None:
         return measure(options, folder)
     if options.child:
         return _warm(names, int(options.child), options.peers)
-    gpu = find_gpu("h200") if options.dry else _gpu()
+    gpu = find_gpu("h200") if options.dry else gpu_here() if compiles_only() else _gpu()
     start = time.time()
     cases = [GradientContender(n, *CASES[n]) for n in names]
     wanted = ("portable", "hopper") if options.kernels == "all" else (options.kernels,)
@@ -115,7 +115,7 @@ def main() -> None:
     plan = [(made, _plan(made, gpu, folder, wanted, parts, options.configs)) for made in cases]
     (folder / "plan.pickle").write_bytes(pickle.dumps((gpu, plan)))
     print(f"schedules chosen in {time.time() - start:.0f} s", flush=True)
-    flex = not options.dry and options.peers != "none"
+    flex = options.peers != "none" and not (options.dry or compiles_only())
     jobs = [(made, c, f) for made, (c, f) in plan]
     if flex and turn.is_asked():  # flex's compiler runs what it makes
         _compile(jobs, False)

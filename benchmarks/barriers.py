@@ -1,11 +1,17 @@
 """The warp-specialised kernels of patterns, run again and again: right, the same to the bit, and never stuck.
 
-    python benchmarks/barriers.py [PATTERN ...] [--repeats 100] [--stall 60]
+    python benchmarks/barriers.py [PATTERN ...] [--repeats 100] [--stall 60] [--lengths 700x933,1x300]
+    compute-sanitizer --tool racecheck --target-processes all --kernel-name kernel_substring=attend \\
+        python benchmarks/barriers.py causal --repeats 1 --stall 300 --lengths 300x421
 
 Every pattern (default: all shipped ones that have such a kernel) is compiled in a few configurations.  A child process then
 runs each on ragged lengths, q_len != kv_len, outputs filled with NaN first: the first result is compared with the
 float64 reference, the others with the first, bit by bit.  A kernel that does not end within ``--stall`` seconds is
 killed with its process and named; the child starts again behind it.
+
+The longest of ``LENGTHS`` has more query tiles than a GPU has multiprocessors, so that persistent programs go on to a
+second one.  The race checker makes a kernel 10 to 100 times slower: give it few queries.  It knows nothing of what
+tensor descriptors write, so it judges the queries' place, through which outputs leave, and the barriers' own words.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import argparse
 import math
 import pickle
+import re
 import selectors
 import subprocess
 import sys
@@ -21,13 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import turn
+from beforehand import compile_many, gpu_here
 
 from sparsegen.codegen import LaunchConfig, load_template, render
 from sparsegen.errors import UnsupportedError
-from sparsegen.launch import Job, compile_many
+from sparsegen.launch import Job
 from sparsegen.paths import data_dir
 from sparsegen.schedule.build import candidates
-from sparsegen.spec.gpu import current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 
@@ -38,12 +45,20 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     LARGE | {"LATE_VALUES": True, "PERSISTENT": True},
     LARGE | {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP_HEADS": 1},
 )
-LENGTHS = ((700, 933), (1, 300), (513, 513))
+LENGTHS = ((700, 933), (1, 300), (513, 513), (3000, 3333))
+
+
+def lengths_of(text: str) -> tuple[tuple[int, int], ...]:
+    """Pairs of queries and keys: 700x933,1x300."""
+    pairs = tuple(re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", pair.strip()) for pair in text.split(","))
+    if not all(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of pairs like 700x933,1x300")
+    return tuple((int(m[1]), int(m[2])) for m in pairs if m)
 
 
 def jobs_of(pattern: Pattern, folder: Path) -> list[tuple[Pattern, Problem, Job]]:
     """Every schedule of the pattern that has such a kernel, in every configuration that fits."""
-    gpu = current_gpu()
+    gpu = gpu_here()
     assert gpu is not None, "a GPU is needed"
     base = pattern.problem or Problem()
     problem = Problem(
@@ -70,7 +85,13 @@ def jobs_of(pattern: Pattern, folder: Path) -> list[tuple[Pattern, Problem, Job]
     return out
 
 
-def run(pattern: Pattern, problem: Problem, job: Job, repeats: int) -> str:
+def run(
+    pattern: Pattern,
+    problem: Problem,
+    job: Job,
+    repeats: int,
+    lengths: tuple[tuple[int, int], ...],
+) -> str:
     """What is wrong with one kernel; "" if nothing is."""
     import torch
 
@@ -83,7 +104,7 @@ def run(pattern: Pattern, problem: Problem, job: Job, repeats: int) -> str:
     scale = problem.head_dim**-0.5 if pattern.scale is None else pattern.scale
     relative = int(pattern.align == "bottom_right")
     whole = math.lcm(*job.source.periods)
-    for q_len, kv_len in LENGTHS:
+    for q_len, kv_len in lengths:
         # whole periods, as "fast" takes them
         q_len, kv_len = (-(-n // whole) * whole for n in (q_len, kv_len))
         case = fresh_inputs(pattern, problem, q_len, kv_len, "cuda", generator, batch=2)
@@ -111,10 +132,10 @@ def run(pattern: Pattern, problem: Problem, job: Job, repeats: int) -> str:
 
 def child(folder: Path, start: int, repeats: int) -> None:
     """Run the kernels from number ``start`` on, one line before and one after each."""
-    work = pickle.loads((folder / "work").read_bytes())  # written by our own parent
+    work, lengths = pickle.loads((folder / "work").read_bytes())  # written by our own parent
     for i, (pattern, problem, job) in enumerate(work[start:], start):
         print(f"begin {i}", flush=True)
-        print(f"end {i} {run(pattern, problem, job, repeats)}", flush=True)
+        print(f"end {i} {run(pattern, problem, job, repeats, lengths)}", flush=True)
 
 
 def watched(folder: Path, work: list[Any], repeats: int, stall_s: float) -> list[str]:
@@ -164,6 +185,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--stall", type=float, default=60.0)
+    parser.add_argument("--lengths", type=lengths_of, default=LENGTHS, help="of queries and keys")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -181,7 +203,7 @@ def main() -> None:
             print(f"does not fit: {w[0].name} {w[2].config}", flush=True)
         else:
             fine.append(w)
-    (folder / "work").write_bytes(pickle.dumps(fine))
+    (folder / "work").write_bytes(pickle.dumps((fine, options.lengths)))
     turn.take()
     wrong = watched(folder, fine, options.repeats, options.stall)
     print(f"{len(fine)} kernels, {options.repeats} runs each: {len(wrong)} wrong", flush=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 import turn
+from beforehand import compile_many, gpu_here
 from contender import Contender, compare, history_lines
 from masks import LONG, STRUCTURED, sinks
 
@@ -36,10 +37,9 @@ from sparsegen.bench import torch_peers as peers
 from sparsegen.bench.case import Case, Inputs
 from sparsegen.bench.interleaved import in_turns
 from sparsegen.codegen import LaunchConfig
-from sparsegen.launch import Job, compile_many
+from sparsegen.launch import Job
 from sparsegen.paths import data_dir
 from sparsegen.schedule.count import cells
-from sparsegen.spec.gpu import current_gpu
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.tune import history
@@ -171,9 +171,8 @@ def main() -> None:
     which = set(options.peers.split(","))
     if unknown := which - {"flex", "quick", "sdpa", "cudnn", "fa4", "none"}:
         parser.error(f"--peers: no such peer: {', '.join(sorted(unknown))}")
-    gpu = current_gpu()
+    gpu = gpu_here()
     assert gpu is not None, "a GPU is needed"
-    clock = CudaClock(gpu.l2_bytes)
     folder = Path(tempfile.mkdtemp())
     start = time.time()
     cases = []
@@ -195,6 +194,7 @@ def main() -> None:
     print(f"compiled {len(first)} kernels in {time.time() - start:.0f} s", flush=True)
     results: dict[str, Any] = {"versions": current_versions(), "gpu": gpu.name, "date": _now()}
     turn.take()
+    clock = CudaClock(gpu.l2_bytes)
     results["rates"] = rates()
     print("rates:", results["rates"], flush=True)
     if options.host:

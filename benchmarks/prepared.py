@@ -12,8 +12,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from beforehand import compile_many
+
 from sparsegen.codegen.backward_planner import QUERIES
-from sparsegen.launch import Job, compile_many
+from sparsegen.launch import Job
 from sparsegen.tune.gradient_bench import GradientBench
 from sparsegen.tune.gradient_target import GradientTarget
 

@@ -10,9 +10,12 @@ A plan is a list of stages, most wanted first:
       ahead: true            # it may be left out: the stage compiles first, and then takes its turn itself (turn.py)
 
 Every GPU is a lane with its share of the cores and a cache of its own, and takes the next stage that fits into what is left of
---seconds.  A stage that goes ahead starts while the one before measures, without the last two of the lane's cores.  ``{out}`` in a command is a folder of the stage's own below OUT.  Stages run in the repository's root, each in a
+--seconds.  A stage that goes ahead starts while the one before measures, without the last two of the lane's cores.  ``{out}`` in a command is a folder of the stage's own below OUT, ``python`` is this one.  Stages run in the repository's root, each in a
 process group that is ended as a whole; what a stage has written until then stays.  Ends with 1 if a stage failed, and says
 which stages had no time.  ``--dry`` prints the stages and runs nothing.
+
+``--compile-only h200 --binaries DIR`` runs the stages that go ahead as far as they compile, on any machine with the same Triton; with
+``--binaries DIR`` a session then takes from DIR what is there (beforehand.py).
 """
 
 from __future__ import annotations
@@ -30,8 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import beforehand
 import turn
 import yaml
+
+from sparsegen.errors import SparsegenError
+from sparsegen.spec.gpu import find_gpu
 
 ROOT = Path(__file__).parents[1]
 GRACE = 5.0  # seconds between asking a stage to end and ending it
@@ -103,8 +110,11 @@ def lanes_here(out: Path) -> list[Lane]:
 class Session:
     """Stages that lanes take in turn until ``end`` (``time.monotonic``)."""
 
-    def __init__(self, stages: Sequence[Stage], out: Path, end: float) -> None:
-        self.waiting, self.out, self.end = list(stages), out, end
+    def __init__(
+        self, stages: Sequence[Stage], out: Path, end: float, told: Mapping[str, str]
+    ) -> None:
+        """``told``: what all stages find in their environment."""
+        self.waiting, self.out, self.end, self.told = list(stages), out, end, told
         self.outcomes: dict[str, str] = {}
         self._changed = threading.Condition()
         # by lane: stages under way, and when each began to measure
@@ -159,6 +169,7 @@ class Session:
         folder = self.out / stage.name
         folder.mkdir(parents=True, exist_ok=True)
         words = shlex.split(stage.run.replace("{out}", str(folder)))
+        words = [sys.executable if word == "python" else word for word in words]
         alone = len(self._running[lane]) == 1
         cores = lane.cores if alone else lane.cores[:-LEFT] or lane.cores
         taken = {turn.NAMED_IN: str(lane.turn)} if stage.ahead else {}
@@ -166,7 +177,7 @@ class Session:
             process = subprocess.Popen(
                 words,
                 cwd=ROOT,
-                env=lane.environment() | taken,
+                env={**lane.environment(), **taken, **self.told},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -221,6 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=560.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("session"), help="logs and results")
     parser.add_argument("--only", default="", help="names of stages, with commas")
+    parser.add_argument("--binaries", type=Path, help="a folder of kernels compiled beforehand")
+    parser.add_argument(
+        "--compile-only",
+        metavar="GPU",
+        help="compile for this type into --binaries, measure nothing",
+    )
     parser.add_argument("--dry", action="store_true")
     given = parser.parse_args(arguments)
     stages = read_plan(given.plan)
@@ -229,13 +246,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in only if name not in names]:
         parser.error(f"no stage {unknown[0]}; there are {', '.join(names)}")
     stages = [s for s in stages if not only or s.name in only]
+    told = {}
+    if given.binaries:
+        told[beforehand.BINARIES] = str(given.binaries.resolve())
+        given.binaries.mkdir(parents=True, exist_ok=True)
+    if given.compile_only:
+        if not given.binaries:
+            parser.error("--compile-only needs --binaries")
+        try:
+            told[beforehand.TYPE] = find_gpu(given.compile_only).name
+        except SparsegenError as error:
+            parser.error(str(error))
+        for s in stages:
+            if not s.ahead:
+                print(f"{s.name}: compiles nothing beforehand")
+        stages = [s for s in stages if s.ahead]
     if given.dry:
         for s in stages:
             print(f"{s.name:24} {s.seconds:5g} s  {s.run}")
         return 0
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    session = Session(stages, out, time.monotonic() + given.seconds)
+    session = Session(stages, out, time.monotonic() + given.seconds, told)
     lanes = [lane for lane in lanes_here(out) for _ in range(2)]  # one measures, one goes ahead
     threads = [threading.Thread(target=session.work, args=(lane,)) for lane in lanes]
     for thread in threads:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import turn
+from beforehand import compile_many, gpu_here
 from prepared import compile_preparing, prepared
 
 from sparsegen.codegen import LaunchConfig
 from sparsegen.codegen.gradient_template import PARTS
 from sparsegen.errors import TuneError, UnsupportedError
-from sparsegen.launch import Job, compile_many
-from sparsegen.spec.gpu import current_gpu
+from sparsegen.launch import Job
 from sparsegen.spec.pattern import Pattern
 from sparsegen.spec.problem import Problem
 from sparsegen.spec.shipped import shipped_patterns
@@ -176,7 +176,7 @@ def main() -> None:
         "--stop-after", type=float, default=1e9, help="start no pattern after this many seconds"
     )
     options = parser.parse_args()
-    gpu = current_gpu()
+    gpu = gpu_here()
     assert gpu is not None, "a GPU is needed"
     started, root = time.time(), Path(tempfile.mkdtemp())
     targets: dict[str, KernelTarget] = {}

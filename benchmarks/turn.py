@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import IO
 
+import beforehand
+
 NAMED_IN = "SPARSEGEN_TURN"
 _held: list[IO[str]] = []  # open until the process ends
 
@@ -22,7 +24,8 @@ def is_asked() -> bool:
 
 
 def take() -> None:
-    """Waits until nobody else measures on this GPU; a process takes its turn once."""
+    """Waits until nobody else measures on this GPU; a process takes its turn once.  The end of one that only compiles."""
+    beforehand.over()
     if is_asked() and not _held:
         start = time.monotonic()
         _held.append(hold(Path(os.environ[NAMED_IN])))

@@ -29,15 +29,15 @@ from typing import Any
 import contender
 import gradient_contender
 import turn
+from beforehand import compile_many, gpu_here
 from edits import EDITS, WITHOUT
 
 from sparsegen.codegen import template
 from sparsegen.codegen.backward_planner import FUSED, KEYS, QUERIES
-from sparsegen.launch import compile_many
 from sparsegen.launch.binary import _tool
 from sparsegen.launch.sass import listing_of
 from sparsegen.paths import data_dir
-from sparsegen.spec.gpu import current_gpu, find_gpu
+from sparsegen.spec.gpu import find_gpu
 from sparsegen.tune.measure import PUBLISHED
 
 SHIPPED = "shipped"
@@ -76,7 +76,7 @@ class Variant:
 
 def main() -> None:
     options = _options()
-    gpu = find_gpu("h200") if options.dry else current_gpu()
+    gpu = find_gpu("h200") if options.dry else gpu_here()
     assert gpu is not None, "a GPU is needed; --dry needs none"
     if options.unchecked:
         contender.within_tolerance = lambda *_: True  # type: ignore[assignment]
