@@ -34,16 +34,8 @@ CONSTEXPRS = (
 )
 TRITONS = (3, 6), (3, 9)  # first and last whose Gluon the text was compiled with
 OWN = (
-    "lo",
-    "end",
-    "body_lo",
-    "body_end",
-    "inside_lo",
-    "inside_end",
-    "chunk_lo",
-    "chunk_end",
-    "j",
-    "k_pos",
+    *("lo", "end", "body_lo", "body_end", "inside_lo", "inside_end"),
+    *("chunk_lo", "chunk_end", "j", "k_pos"),
 )  # of a segment
 ROWS = 64  # query rows of a consumer: what one instruction of a warpgroup takes
 # Queries of so few columns are an operand from registers: shared memory need not give them again for every key tile.

@@ -17,7 +17,7 @@ Query tile `turn` of a persistent program is in slot turn % 2, round turn // 2; 
     q_ready, ready   one arrival: the producer announces the bytes, and their landing completes the phase
     values_ready     the same for values that come late; otherwise `ready` tells of keys and values together
     free             one arrival from every consumer, when the keys of tile t and the values of tile t - 1 are read
-    q_empty          one arrival from every consumer, when its output has left the slot
+    q_empty          one arrival from every consumer of a persistent program, when its output is read back from the slot
     The producer waits for `free` and `q_empty` with the phase of the round before (a fresh barrier lets it pass in round
     0), consumers for the others with the phase of the round.  All partitions compute the same key ranges from the same
     arguments, so they agree on how many tiles there are.
