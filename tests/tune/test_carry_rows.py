@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+GRADIENTS = 4  # rows of gradients of the two patterns
 
 
 def tree(folder: Path) -> Path:
@@ -46,9 +47,14 @@ def test_rows_of_other_kernels_are_carried_over(tmp_path: Path) -> None:
     for root in (before, now):
         renewed(root)
     path = now / "templates" / "backward" / "kernel.py.jinja"
-    path.write_text(
-        path.read_text().replace("def load_run(", "def load_run(  # another text\n    ")
-    )
+    text = path.read_text()
+    path.write_text(text.replace("def load_run(", "def load_run(  # another text\n    "))
+    assert carried(now, before).endswith(
+        f"{GRADIENTS} rows carried over\n"
+    )  # a comment changes no kernel
+    path.write_text(text)
+    renewed(now)
+    path.write_text(text.replace("row_end - 1 - row)", "row_end - row - 1)"))
     old = digests(now)
     said = carried(now, before)
     changed = {key for key, digest in digests(now).items() if digest != old[key]}
