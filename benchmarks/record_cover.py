@@ -45,6 +45,7 @@ CANDIDATES: tuple[dict[str, Any], ...] = (
     HOPPER | {"STAGES": 2, "GROUP_HEADS": 8},
     HOPPER | {"STAGES": 2, "PERSISTENT": True},
     HOPPER | {"BLOCK_N": 64, "STAGES": 3},
+    HOPPER | {"BLOCK_N": 64, "STAGES": 2, "GROUP_HEADS": 8},  # the only large one for head_dim 256
     HOPPER | {"BLOCK_N": 64, "STAGES": 2, "PERSISTENT": True},
     HALF,
     HALF | {"PERSISTENT": True},

@@ -53,8 +53,9 @@ STARTS: tuple[dict[str, Any], ...] = (
     SMALL | {"GROUP_HEADS": 1},
     WARPS | {"BLOCK_N": 64, "GROUP_HEADS": 4},
     WARPS | {"BLOCK_N": 64, "STAGES": 2},
-    WARPS | {"GROUP_HEADS": 1},
+    SMALL | {"TMA": False, "STAGES": 2},  # keys that are gathered
     LARGE,
+    WARPS | {"GROUP_HEADS": 1},
 )
 
 
