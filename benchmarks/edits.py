@@ -3,6 +3,7 @@
 An edit that was measured moves into the templates or out of this file; what it gave is told in docs/performance.md.
 
     turns      forward, one segment without a guest: consumers ask for their products in turn
+    borders    gradients, split: each border of a row is tested where it is, by comparisons with numbers, as forward
 
 What a part costs is learnt by leaving it out; results are wrong then, so these are for ``--unchecked`` alone:
 
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 TILES, KERNEL = (Path("forward") / name for name in ("hopper_tiles.jinja", "hopper.py.jinja"))
+PHASES, GRADIENTS = (Path("backward") / name for name in ("hopper_macros.jinja", "hopper.py.jinja"))
 
 
 def change(path: Path, old: str, new: str, times: int = 1) -> None:
@@ -57,6 +59,42 @@ def turns(root: Path) -> None:
     change(root / TILES, first, first.replace(asked, wait + asked + give))
 
 
+def borders(root: Path) -> None:
+    # the functions of the forward kernel, for weights in place of scores
+    text = (root / KERNEL).read_text()
+    functions = text[
+        text.index("@gluon.jit\ndef in_columns(") : text.index("@gluon.jit\ndef new_maximum(")
+    ]
+    functions = (
+        re.sub(r"{%.*%}\n", "", functions).replace('float("-inf")', "0.0").replace("-inf", "0")
+    )
+    head = "@gluon.jit\ndef weighted("
+    change(root / GRADIENTS, head, functions + head)
+    ends = "{% if consumes and seg.body_lo %}\n"
+    inside = "{{ gluon(limit.inside, at, names) }}"
+    limits = f"{{% for limit in seg.loop.limits if limit.inside and consumes %}}\n{inside}\n{{% endfor %}}\n"
+    change(root / PHASES, ends, limits + ends)
+    tests = """{% if seg.loop.limits %}
+{% for limit in seg.loop.limits %}
+{% set hides = "up_to" if limit.name == "row_hi" else "from_on" %}
+{% set hidden = gluon("p = " ~ hides ~ "(p, " ~ limit.name ~ " - (" ~ limit.first ~ "))", at, names) %}
+{% if limit.where %}
+if TEST_ALL:
+    {{ hidden }}
+elif {{ gluon(limit.where) }}:
+    {{ hidden }}
+{% else %}
+{{ hidden }}
+{% endif %}
+{% endfor %}
+{% elif seg.loop.edge %}
+if TEST_ALL:
+    {{ masked }}
+"""
+    edge = "{% if seg.loop.edge %}\nif TEST_ALL:\n    {{ masked }}\n"
+    change(root / PHASES, edge, tests)
+
+
 def no_exponentials(root: Path) -> None:
     text = (root / KERNEL).read_text()
     at = text.index("def softmax_weights(")
@@ -66,5 +104,5 @@ def no_exponentials(root: Path) -> None:
     change(root / KERNEL, part, whole)
 
 
-EDITS: dict[str, Callable[[Path], None]] = {"turns": turns}
+EDITS: dict[str, Callable[[Path], None]] = {"turns": turns, "borders": borders}
 WITHOUT: dict[str, Callable[[Path], None]] = {"no_exponentials": no_exponentials}
