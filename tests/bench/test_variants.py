@@ -70,7 +70,7 @@ def test_an_edit_of_other_templates_is_refused(variants, tmp_path):
         ("--cases=causal_17k", "--cases: no 'causal_17k'; there are axial_128k"),
         ("--peers=fa5", "--peers: no 'fa5'; there are cudnn, fa4, none"),
         ("--parts=values", "--parts: no 'values'; there are fused, keys, queries"),
-        ("turns+bogus", "no edit 'bogus'; there are borders, turns; or NAME=DIR"),
+        ("turns+bogus", "no edit 'bogus'; there are turns, borders; or NAME=DIR"),
         ("no_exponentials", "no edit 'no_exponentials'"),
         ("shipped", "each name once, and none of them shipped"),
         (f"mine={BENCHMARKS}", "is no copy of templates/"),
