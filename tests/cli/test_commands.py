@@ -155,7 +155,7 @@ def test_patterns_lists_what_is_shipped() -> None:
 def test_shipped_patterns_can_be_shown(name: str) -> None:
     pattern = sparsegen.Pattern.from_yaml(name)
     if not pattern.position_only:
-        pytest.skip("needs run-time data, see test_show.py")
+        pytest.skip("needs run-time data, see test_show_run_time.py")
     code, text = run("show", name, "--length", "256", "--json")
     seen = json.loads(text)
     assert code == 0 and seen["pattern"] == name

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +10,12 @@ import numpy as np
 import pytest
 
 from sparsegen import InputError, Pattern
-from sparsegen.report import coverage, sampling, show
+from sparsegen.report import coverage, show
 from sparsegen.report.art import draw
-from sparsegen.report.runtime_data import read_runtime
 from sparsegen.report.show import look
+from tests.cli.show_masks import MASKS, pattern_of
 
-ROOT = Path(__file__).parents[2]
-MASKS: dict[str, Any] = {
-    "full": "full",
-    "causal": "causal",
-    "window_sink": {
-        "all_of": ["causal", {"any_of": [{"window": {"size": 9}}, {"sink": {"tokens": 3}}]}]
-    },
-    "strided": {
-        "all_of": ["causal", {"any_of": [{"window": {"size": 4}}, {"strided": {"stride": 7}}]}]
-    },
-    "fixed": {
-        "all_of": [
-            "causal",
-            {"any_of": [{"chunks": {"size": 8}}, {"columns": {"stride": 8, "width": 2}}]},
-        ]
-    },
-    "global": {"any_of": [{"window": {"radius": 5}}, {"global": {"positions": [0, 17]}}]},
-    "axial": {"axial": {"shape": [8, 8]}},
-    "neighborhood": {"neighborhood": {"shape": [8, 8], "radius": [1, 2]}},
-    "drawn": {
-        "any_of": [
-            {"window": {"radius": 3}},
-            {"random_blocks": {"block": 8, "per_row": 2, "seed": 5}},
-        ]
-    },
-    "not_drawn": {
-        "all_of": ["causal", {"not": {"random_blocks": {"block": 8, "per_row": 3, "seed": 1}}}]
-    },
-    "predicate": {"predicate": "k <= q and (q * k) % 5 < 2"},
-    # one branch with several alternatives that overlap
-    "multi_dilated": {
-        "all_of": [
-            "causal",
-            {"any_of": [{"dilated": {"size": 8, "dilation": d}} for d in (1, 2, 4)]},
-        ]
-    },
-    "nothing": {"predicate": "k > q + 1000"},
-}
 LENGTHS = [(60, 60), (33, 47), (50, 20), (1, 57)]
-
-
-def pattern_of(mask: Any, **more: Any) -> Pattern:
-    return Pattern.from_dict({"name": "example", "mask": mask, **more})
 
 
 def dense(pattern: Pattern, q_len: int, kv_len: int, head: int = 0, **runtime: Any) -> np.ndarray:
@@ -324,144 +279,3 @@ def test_png(tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(InputError, match="cannot be written"):
         look(pattern_of("causal"), (64, 64)).save_png(tmp_path / "no" / "a.png")
-
-
-# --- run-time nodes ---
-
-
-def test_documents_from_a_file(tmp_path: Path) -> None:
-    pattern = pattern_of({"all_of": ["causal", "documents"]})
-    file = tmp_path / "data.yaml"
-    file.write_text("document_lengths: [30, 50, 20]\n")
-    seen = look(pattern, (100, 100), (16, 16), runtime=file)
-    assert seen.counts.exact
-    assert seen.counts.cells == sum(n * (n + 1) // 2 for n in (30, 50, 20))
-    assert seen.schedule is None and "documents" in seen.refusal
-    assert "no kernel yet" in seen.text() and seen.as_dict()["unsupported"]
-
-
-def test_long_run_time_masks_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "WHOLE_CELLS", 1 << 16)
-    monkeypatch.setattr(sampling, "SOME_CELLS", 1 << 13)
-    pattern = pattern_of({"all_of": ["causal", "documents"]})
-    seen = look(pattern, (512, 512), (16, 16), runtime={"document_lengths": [512]})
-    assert not seen.counts.exact and seen.as_dict()["cells_exact"] is False
-    assert seen.counts.cells == pytest.approx(512 * 513 // 2, rel=0.02)
-    assert seen.counts.computed == pytest.approx(32 * 33 // 2 * 256, rel=0.02)
-    assert "about" in seen.text()
-
-
-def test_drawn_block_mask_is_the_documented_one(tmp_path: Path) -> None:
-    file = tmp_path / "m.json"
-    file.write_text('{"block_mask": {"rows": 10, "cols": 10, "percent": 30, "seed": 5}}')
-    seen = look(pattern_of({"block_mask": {"block": [16, 16]}}), (160, 160), runtime=file)
-    assert seen.counts.cells == 6400  # worked out elsewhere from the written definition
-    mask = read_runtime(file)["block_mask"]
-    assert mask.shape == (10, 10)
-    assert mask[0].nonzero().flatten().tolist() == [0, 8, 9]
-
-
-def test_missing_run_time_data_is_named() -> None:
-    with pytest.raises(InputError, match=r"cu_seqlens.*document_ids.*document_lengths.*--runtime"):
-        look(pattern_of({"all_of": ["causal", "documents"]}), (64, 64))
-
-
-def test_blocks_chosen_from_tensors_say_what_is_missing() -> None:
-    pattern = pattern_of({"all_of": ["causal", {"top_blocks": {"block": 16, "count": 2}}]})
-    with pytest.raises(InputError, match="block_scores.*--runtime"):
-        look(pattern, (64, 64))
-    scores = [[1.0] * 4] * 4
-    assert look(pattern, (64, 64), runtime={"block_scores": scores}).counts.cells > 0
-
-
-def test_unwanted_run_time_data_is_refused() -> None:
-    with pytest.raises(InputError, match="kv_lengths"):
-        look(pattern_of("causal"), (64, 64), runtime={"kv_lengths": [3]})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[1, 2]", "must be a mapping"),
-        ("block_mask: [1, [0]]", "lists of 0 and 1"),
-        ("block_mask: [[2]]", "0 and 1 only"),
-        ("block_mask: {rows: 2}", "needs rows, cols, percent, seed"),
-        ("block_mask: {rows: 99999, cols: 99999, percent: 1, seed: 0}", "rows x cols"),
-        ("a: [", "not readable"),
-        ("block_mask: {rows: 2, cols: 2, percent: 300, seed: 0}", "percent must be from 0 to 100"),
-        ("- " * 5000 + "1", "not readable"),
-        ("q_lengths: [3]\nq_lengths: [4]", "'q_lengths' is given twice"),
-    ],
-)
-def test_bad_run_time_files(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_text(text)
-    with pytest.raises(InputError, match=said) as caught:
-        read_runtime(file)
-    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_name_given_twice_in_json(tmp_path: Path) -> None:
-    file = tmp_path / "twice.json"
-    file.write_text('{"q_lengths": [3], "q_lengths": [4]}')
-    with pytest.raises(InputError, match="'q_lengths' is given twice"):
-        read_runtime(file)
-
-
-def test_absent_run_time_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
-        read_runtime(tmp_path / "absent.yaml")
-
-
-# --- cost ---
-
-MILLION = """
-import resource, sys
-from pathlib import Path
-import numpy, sparsegen, sparsegen.report.art, sparsegen.schedule.build, sparsegen.schedule.count
-from sparsegen.report.show import look
-from tests.work import at_most
-pattern = sparsegen.Pattern.from_dict({mask!r})
-small, picture = look(pattern, (256, 256)), Path({picture!r})
-small.text(explain=True), small.save_png(picture)  # imports what is imported late
-sys.stdout.flush()
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-with at_most({calls}):
-    seen = look(pattern, (1 << 20, 1 << 20))
-    seen.gradients  # an analysis of its own, of the transposed mask
-    seen.text(explain=True), seen.as_dict()
-seen.save_png(picture)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) >> 10)
-"""
-
-
-OWN = {
-    "window_sink": 300_000,
-    "strided": 500_000,
-    "fixed": 550_000,
-    "drawn": 300_000,
-    "global": 1_500_000,
-}
-SHIPPED = {  # the dearest ones
-    "bigbird": 2_500_000,
-    "longformer_base": 1_600_000,
-    "longnet_dilated": 7_500_000,
-    "video_frames": 1_600_000,
-}
-
-
-@pytest.mark.parametrize(("name", "calls"), {**OWN, **SHIPPED}.items(), ids=[*OWN, *SHIPPED])
-def test_a_million_tokens(name: str, calls: int, tmp_path: Path) -> None:
-    """Few calls, and under 64 MiB beyond the imports, the picture included in the memory."""
-    shipped = name in SHIPPED
-    mask = Pattern.from_yaml(name).to_dict() if shipped else {"name": name, "mask": MASKS[name]}
-    code = MILLION.format(mask=mask, picture=str(tmp_path / "million.png"), calls=calls)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 64
-
-
-def test_edges_cut_evenly() -> None:
-    assert coverage.edges(10, 4) == (0, 2, 5, 7, 10)
-    assert coverage.edges(3, 8) == (0, 1, 2, 3)
