@@ -105,7 +105,7 @@ def warm(
         jobs: how many to build at a time, each by a compile process of its own (default: the machine's cores).
         builder, gradients: what builds the passes; default: Triton.
     """
-    from sparsegen.launch.pool import stop_compiling
+    from sparsegen.launch.pool import WAKE_S, stop_compiling
 
     store = Store() if store is None else store
     _ = store.places  # a mistake in stores.yaml is said once, and not of every pattern
@@ -120,7 +120,7 @@ def warm(
         }
         try:
             while waiting:
-                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                done, _ = wait(waiting, WAKE_S, FIRST_COMPLETED)
                 for future in done:
                     result = results[waiting.pop(future)] = future.result()
                     if progress is not None:

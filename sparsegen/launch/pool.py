@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from sparsegen.spec.gpu import Gpu
 TIMEOUT_S = (
     300.0  # a kernel takes 1-5 s; the longest seen on a loaded machine stayed under a minute
 )
+
+
+WAKE_S = 0.5  # the main thread looks for signals at least so often
 
 
 _ENDS: set[Callable[[], None]] = set()  # of every ``compile_many`` that is under way
@@ -88,7 +91,9 @@ def compile_many(
     try:
         with ThreadPoolExecutor(count) as threads:
             try:
-                results = list(threads.map(run, workers_here, shares))
+                results = _results(
+                    [threads.submit(run, w, share) for w, share in zip(workers_here, shares)]
+                )
             except BaseException:  # Ctrl-C, too: nobody waits for what is being compiled
                 end()
                 raise
@@ -98,6 +103,19 @@ def compile_many(
         raise ToolchainError("compiling was stopped")
     by_share = [list(r) for r in results]
     return [by_share[i % count][i // count] for i in range(len(jobs))]
+
+
+def _results(futures: Sequence[Future[list[Outcome]]]) -> list[list[Outcome]]:
+    """What all of them gave, or the first exception.
+
+    In short turns: the system may give Ctrl-C to any thread, and Python's own handler runs in the main one when that wakes.
+    """
+    left = set(futures)
+    while left:
+        done, left = wait(left, WAKE_S, FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    return [future.result() for future in futures]
 
 
 def stop_compiling() -> None:

@@ -31,6 +31,21 @@ config = load_template().default(problem, gpu)
 jobs = [Job(source, config, "fast", gpu, Path(sys.argv[1], str(i))) for i in range(200)]
 compile_many(jobs, 2, done=lambda outcome: print("done", flush=True))
 """
+# the system gives the signal to a thread that compiles, while the main one sleeps
+TO_A_THREAD = MANY.replace(
+    'done=lambda outcome: print("done", flush=True)', "done=lambda outcome: interrupted()"
+).replace(
+    "signal.signal(",
+    """
+import threading
+sent = []
+def interrupted():
+    print("done", flush=True)
+    if not sent:
+        sent.append(1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+signal.signal(""",
+)
 
 
 def children(parent: int) -> list[int]:
@@ -53,9 +68,10 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("compiles_anew")
-def test_ctrl_c_ends_compilers_and_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [MANY, TO_A_THREAD], ids=["terminal", "thread"])
+def test_ctrl_c_ends_compilers_and_is_told_once(script: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", MANY, str(tmp_path)],
+        [sys.executable, "-c", script, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -65,8 +81,9 @@ def test_ctrl_c_ends_compilers_and_is_told_once(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
     workers = children(process.pid)
-    assert len(workers) == 2
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    if script is MANY:
+        assert len(workers) == 2
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, said = process.communicate(timeout=100)
     assert process.returncode != 0
     assert said.count("Traceback") == 1 and said.rstrip().endswith("KeyboardInterrupt"), said
