@@ -10,8 +10,9 @@ float64 reference, the others with the first, bit by bit.  A kernel that does no
 killed with its process and named; the child starts again behind it.
 
 The longest of ``LENGTHS`` has more query tiles than a GPU has multiprocessors, so that persistent programs go on to a
-second one.  The race checker makes a kernel 10 to 100 times slower: give it few queries.  It knows nothing of what
-tensor descriptors write, so it judges the queries' place, through which outputs leave, and the barriers' own words.
+second one.  The race checker makes a kernel 10 to 100 times slower: give it few queries.  By FlashAttention's notes on
+it (AI/RACECHECK_TMA_HAZARD.md) it knows nothing of what tensor descriptors write, so it judges the queries' place, through which
+outputs leave.
 """
 
 from __future__ import annotations

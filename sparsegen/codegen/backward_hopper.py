@@ -104,8 +104,8 @@ def starts(
 
     Two consumers with the largest visited tiles and then most stages that fit; one consumer, of which two programs share
     a multiprocessor and hide each other's start and end; the first with other tests of masks and smaller tiles; and the
-    second with smaller ones, for rows that see few keys (gpt-oss's window of 128, head_dim 64: 599 µs where the others of
-    these took 736 and more; H200, 2026-11-30 and 12-01).
+    second with smaller ones, for rows that see few keys (gpt-oss's window of 128, head_dim 64, H200: 599 µs with the kernel
+    of 2026-11-30, and a search of 12-01 that did not come to it ended at 736).
     """
     own = {**default, "KERNEL": "hopper", "num_warps": 4, "GROUP_HEADS": 4}
     tiles = [{"BLOCK_N": n, "STAGES": stages} for n in (128, 64, 32) for stages in (3, 2)]

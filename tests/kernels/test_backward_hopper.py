@@ -26,26 +26,11 @@ from tests.kernels.gradients import (
     random_gradients,
     run,
 )
+from tests.kernels.hopper_masks import FEATURES, GLOBAL, NEEDS_SM_90, RERUNS, SINKS, STRIDED
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs sm_90",
-    ),
-]
-RERUNS = 30
-WINDOW = {"window": {"size": 200}}
-SINKS = {"all_of": ["causal", {"any_of": [WINDOW, {"sink": {"tokens": 4}}]}]}
-STRIDED = {"all_of": ["causal", {"any_of": [WINDOW, {"strided": {"stride": 64}}]}]}
-GLOBAL = {"any_of": [{"window": {"radius": 90}}, {"global": {"tokens": 8}}]}
+pytestmark = NEEDS_SM_90
 MASKS: dict[str, Any] = {"causal": "causal", "full": "full", "sinks": SINKS, "global": GLOBAL}
 LARGE = {"KERNEL": "hopper", "num_warps": 4, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2}
-FEATURES: list[dict[str, Any]] = [
-    {"softcap": 5.0},
-    {"alibi": True},
-    {"sink_logits": True, "null_key": True},
-]
 
 
 def case(name: str, mask: Any, q: int, k: int, settings: Any = None, **more: Any) -> Case:

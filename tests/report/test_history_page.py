@@ -85,7 +85,7 @@ def test_size_is_bounded(shipped_page: Page) -> None:
     """About 100 KB, and 1.1 KB for each line of history (2026-12-01): a row of a table, a point of a curve."""
     size = shipped_page.path.stat().st_size
     lines = len((data_dir("tuned") / "history.csv").read_text(encoding="utf-8").splitlines())
-    assert size == shipped_page.size_bytes < 150_000 + 1_400 * lines
+    assert size == shipped_page.size_bytes < 120_000 + 1_200 * lines
 
 
 def test_every_shipped_pattern_has_a_picture(shipped: Read) -> None:
